@@ -17,7 +17,7 @@ from titanic.cli.options import uuid as uuid_type
 from titanic.cli.printing import Bar, moment, print_json, print_table, say
 from titanic.cli.running import EXIT_FAILED
 from titanic.client.client import Client
-from titanic.protocol.documents import RedriveInfo, Where
+from titanic.protocol.documents import JobConditions, RedriveInfo
 from titanic.util.text import counted, printable
 
 CONDITIONS = ("service", "state", "error", "key", "text", "body", "since", "until", "older-than")
@@ -30,7 +30,7 @@ ENDED = ("done", "cancelled", "stopped")
 DONE = {"retry": "requeued", "close": "closed"}
 
 
-def _conditions(context: click.Context, parameter: click.Parameter, given: Sequence[str]) -> Where:
+def _conditions(context: click.Context, parameter: click.Parameter, given: Sequence[str]) -> JobConditions:
     """The callback of --where."""
     found: dict[str, Any] = {}
     for text in given:
@@ -44,7 +44,7 @@ def _conditions(context: click.Context, parameter: click.Parameter, given: Seque
             found[name.replace("-", "_")] = time.time() - seconds if name in TIMES else seconds
         else:
             found[name] = value
-    return cast(Where, found)
+    return cast(JobConditions, found)
 
 
 def _rate(context: click.Context, parameter: click.Parameter, text: str | None) -> float | None:
@@ -74,7 +74,7 @@ where_options = together(
 def run_job(
     reach: EndpointReach,
     action: Literal["retry", "close"],
-    where: Where,
+    where: JobConditions,
     rate: float | None,
     dry_run: bool,
     yes: bool,

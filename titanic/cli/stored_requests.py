@@ -39,7 +39,7 @@ from titanic.client.client import Client
 from titanic.client.flows import SUFFIX, FlowTree, flow_tree
 from titanic.errors import Forbidden, RequestFailed, TitanicError, UnknownRequest
 from titanic.protocol.answers import SUBMITTER_FIELDS, RequestInfo
-from titanic.protocol.documents import FailureGroupInfo, Where
+from titanic.protocol.documents import FailureGroupInfo, JobConditions
 from titanic.protocol.submit_options import DEFAULT_PRIORITY
 from titanic.protocol.tsp import Frames
 from titanic.util import ids
@@ -458,7 +458,7 @@ def retry(
     everything: bool,
     service: str | None,
     older_than: float | None,
-    where: Where,
+    where: JobConditions,
     dry_run: bool,
     yes: bool,
     rate: float | None,

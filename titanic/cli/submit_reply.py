@@ -39,7 +39,7 @@ from titanic.client.client import Client
 from titanic.client.request_queue import Found
 from titanic.errors import RequestFailed, TimedOut, TitanicError, UnknownRequest
 from titanic.protocol.answers import RequestInfo
-from titanic.protocol.documents import Where
+from titanic.protocol.documents import JobConditions
 from titanic.protocol.submit_options import CONTENT_TYPE, TRACEPARENT, UniqueUntil
 from titanic.protocol.tsp import Frames
 from titanic.util.text import counted
@@ -434,7 +434,7 @@ def _why_pending(row: RequestInfo) -> str:
 def close(
     uuid: tuple[str, ...],
     kill: bool,
-    where: Where,
+    where: JobConditions,
     dry_run: bool,
     yes: bool,
     rate: float | None,

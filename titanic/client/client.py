@@ -29,10 +29,10 @@ from titanic.protocol.documents import (
     AuditPage,
     AuditQuery,
     FactsInfo,
+    JobConditions,
     NodeInfo,
     RedriveInfo,
     Stats,
-    Where,
     WorkersInfo,
 )
 from titanic.protocol.submit_options import ManyOptions, Span, SubmitOptions
@@ -312,7 +312,7 @@ class Client:
         *,
         uuids: Sequence[str] | None = None,
         rate: float | None = None,
-        **where: Unpack[Where],
+        **where: Unpack[JobConditions],
     ) -> RedriveInfo:
         """Start a job in the server. It counts the requests that match all that is given: `service`, `state`, `error`
         (of their group), `key`, `text` (part of the error or key), `body` (part of the body), `since` and `until`

@@ -34,10 +34,10 @@ from titanic.protocol.documents import (
     AuditPage,
     AuditQuery,
     FactsInfo,
+    JobConditions,
     NodeInfo,
     RedriveInfo,
     Stats,
-    Where,
     WorkersInfo,
 )
 from titanic.protocol.submit_options import MOST_UUIDS, ManyOptions, Span, SubmitOptions, encode, seconds
@@ -415,7 +415,7 @@ class ClientCore:
         *,
         uuids: Sequence[str] | None = None,
         rate: float | None = None,
-        **where: Unpack[Where],
+        **where: Unpack[JobConditions],
     ) -> RedriveInfo:
         """Start a job that retries or closes all requests that match, once their number is confirmed, or `uuids`."""
         given = None if uuids is None else [ids.plain(uuid) for uuid in uuids]

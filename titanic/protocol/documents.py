@@ -317,7 +317,7 @@ class WorkersInfo(TypedDict):
     reason: str
 
 
-class Where(TypedDict, total=False):
+class JobConditions(TypedDict, total=False):
     """Which requests a job retries or closes: all that is given must match."""
 
     service: str
@@ -341,7 +341,7 @@ class RedriveInfo(TypedDict):
 
     id: str
     action: Literal["retry", "close"]
-    where: Where
+    where: JobConditions
     """Empty: the requests were given."""
     rate: float | None
     """Requests a second at most."""

@@ -217,10 +217,9 @@ class PurgeAction(Message, tag_field="do", tag="purge"):
             raise ValueError(_must_be(PurgeAction, "state"))
 
 
-class RedriveAction(Message, tag_field="do", tag="redrive", omit_defaults=True):
-    """titanic.admin: start a job that retries or closes all requests that match, or those given; or change one."""
+class JobWhere(Message, omit_defaults=True):
+    """Which requests a job retries or closes, as JobConditions."""
 
-    start: Annotated[Literal["retry", "close"], Meta(description="retry or close")] | None = None
     service: Text | None = None
     state: Annotated[NotRunning, _one_of(NotRunning)] | None = None
     error: Text | None = None
@@ -230,6 +229,12 @@ class RedriveAction(Message, tag_field="do", tag="redrive", omit_defaults=True):
     since: Moment | None = None
     until: Moment | None = None
     older_than: Age | None = None
+
+
+class RedriveAction(JobWhere, tag_field="do", tag="redrive", omit_defaults=True):
+    """titanic.admin: start a job that retries or closes all requests that match, or those given; or change one."""
+
+    start: Annotated[Literal["retry", "close"], Meta(description="retry or close")] | None = None
     uuids: Ids | None = None
     rate: Rate | None = None
     job: Id | None = None
@@ -237,7 +242,7 @@ class RedriveAction(Message, tag_field="do", tag="redrive", omit_defaults=True):
     count: Number | None = None
 
     def __post_init__(self) -> None:
-        conditions = {name for name in self.__struct_fields__[1:10] if getattr(self, name) is not None}
+        conditions = {name for name in JobWhere.__struct_fields__ if getattr(self, name) is not None}
         if (self.start is None) == (self.change is None) or (self.change is not None and self.job is None):
             raise ValueError("a redrive must have start, or job and change")
         if conditions and (self.uuids is not None or self.start is None):

@@ -3,8 +3,8 @@
     counting ──► counted ──► running ⇄ paused ──► done, cancelled or stopped
                          confirm
 
-A job is facts: `jo` + its id is the `Job`, `ju` + id + u32 has up to ROW of the UUIDs that matched when it counted. It
-acts on those alone, in their order, on each at most once: its place in them is written in the transaction that acts. A
+A job is facts: `jo` + its id has the job, `ju` + id + u32 up to ROW of the UUIDs that matched when it counted. It acts
+on those alone, in their order, on each at most once: its place in them is written in the transaction that acts. A
 request is left as it is, and counts as `changed`, if it does not match any more, has ended since the job began, or may
 not be changed by the job's user any more.
 """
@@ -22,7 +22,7 @@ from broker import NOBODY, User, user_from_json
 from titanic.errors import Forbidden
 from titanic.facts.audit import Act, Origin
 from titanic.facts.groups import normalize
-from titanic.protocol.documents import RedriveInfo, Where
+from titanic.protocol.documents import JobConditions, RedriveInfo
 from titanic.protocol.messages import RedriveAction
 from titanic.protocol.permissions import lacks, lacks_submit
 from titanic.services.ask import ServiceContext, ServiceHost
@@ -38,10 +38,7 @@ MAX_COUNTED, ROOM_SHARE = 1_000_000, 4
 """UUIDs that jobs may keep together, and the part of the room for facts that these may take."""
 
 MAX_KEPT, MAX_BUSY = 100, 10
-"""Jobs that are remembered, and those of one user that have not ended."""
-
-UNCONFIRMED_US = 3_600_000_000
-"""After so many µs a new job may replace one that was counted and not confirmed."""
+"""Jobs that are remembered, and those of one user that have not ended; and as many that were not confirmed."""
 
 APART_US = 5_000_000
 """µs by which the ids of nodes may be behind the clock of the store."""
@@ -54,7 +51,7 @@ CLOSABLE = (State.WAITING, State.DELAYED, State.DONE, *RETRIABLE)
 ENDED = ("done", "cancelled", "stopped")
 
 
-class Job(Struct, kw_only=True, omit_defaults=True):
+class RedriveJob(Struct, kw_only=True, omit_defaults=True):
     """A job. `user`: who started it, as `User.to_json`; empty: there was no access control. Times are in µs since the
     epoch."""
 
@@ -81,11 +78,11 @@ class Job(Struct, kw_only=True, omit_defaults=True):
     def document(self) -> RedriveInfo:
         """The job for clients."""
         options = self.options
-        where = {name: value for name in Where.__annotations__ if (value := getattr(options, name)) is not None}
+        where = {name: value for name in JobConditions.__annotations__ if (value := getattr(options, name)) is not None}
         return {
             "id": self.id.hex(),
             "action": cast(Any, options.start),
-            "where": cast(Where, where),
+            "where": cast(JobConditions, where),
             "rate": options.rate,
             "user": self.origin.user,
             "state": cast(Any, self.state),
@@ -143,18 +140,18 @@ class Job(Struct, kw_only=True, omit_defaults=True):
         return UUIDS + self.id + number.to_bytes(4)
 
 
-def read_jobs(transaction: ReadTransaction, id: bytes = b"") -> list[Job]:
+def read_jobs(transaction: ReadTransaction, id: bytes = b"") -> list[RedriveJob]:
     """All jobs, the oldest first, or the one with this id, if it is known."""
-    found = list[Job]()
+    found = list[RedriveJob]()
     for _, value in transaction.facts(JOBS + id):
         try:
-            found.append(msgpack.decode(value, type=Job))
+            found.append(msgpack.decode(value, type=RedriveJob))
         except MsgspecError:  # of a later version
             continue
     return sorted(found, key=_begin)
 
 
-def _begin(job: Job) -> int:
+def _begin(job: RedriveJob) -> int:
     return job.moment
 
 
@@ -181,7 +178,7 @@ def apply(
         return known[0].document(), acts
     if options.start is not None:
         document = b"" if user is None else user.to_json()
-        job = Job(id=id, options=options, origin=origin, user=document, moment=now_us)
+        job = RedriveJob(id=id, options=options, origin=origin, user=document, moment=now_us)
         _start(transaction, job, user)
     elif known:
         job = known[0]
@@ -194,13 +191,14 @@ def apply(
     return job.document(), acts
 
 
-def _start(transaction: WriteTransaction, job: Job, user: User | None) -> None:
+def _start(transaction: WriteTransaction, job: RedriveJob, user: User | None) -> None:
     if (fault := lacks_for(user, job.options)) is not None:
         raise Forbidden(fault)
     jobs = read_jobs(transaction)
     old = [one for one in jobs if one.state in ENDED][: max(0, len(jobs) - MAX_KEPT + 1)]
-    old += [one for one in jobs if one.state == "counted" and one.moment < job.moment - UNCONFIRMED_US]
-    busy = [one for one in jobs if one not in old and one.state not in ENDED]
+    counted = [one for one in jobs if one.state == "counted" and one.origin.user == job.origin.user]
+    old += counted[: 1 - MAX_BUSY]
+    busy = [one for one in jobs if one not in old and one.state not in (*ENDED, "counted")]
     if len(busy) >= MAX_KEPT or sum(one.origin.user == job.origin.user for one in busy) >= MAX_BUSY:
         raise ValueError(f"too many jobs have not ended: {MAX_BUSY} of a user may; cancel one, or wait")
     for one in old:
@@ -216,7 +214,7 @@ def _start(transaction: WriteTransaction, job: Job, user: User | None) -> None:
         job.options.uuids, job.state = [], "running"
 
 
-def _change(transaction: WriteTransaction, job: Job, options: RedriveAction, now_us: int) -> list[Act]:
+def _change(transaction: WriteTransaction, job: RedriveJob, options: RedriveAction, now_us: int) -> list[Act]:
     change, state = options.change, job.state
     if change == "confirm" and (state != "counted" or options.count != job.counted):
         fact = f"{job.counted} requests matched" if state == "counted" else f"it is {state}"
@@ -242,7 +240,7 @@ def lacks_for(user: User | None, options: RedriveAction) -> str | None:
     return fault
 
 
-def user_of(job: Job, host: ServiceHost) -> User | None:
+def user_of(job: RedriveJob, host: ServiceHost) -> User | None:
     """The user of a job with its present permissions; NOBODY: it is gone. None: there is no access control. A queue
     apart from its broker knows those of the user's last change of the job."""
     if (access := host.access) is not None:
@@ -250,14 +248,16 @@ def user_of(job: Job, host: ServiceHost) -> User | None:
     return user_from_json(job.user) if job.user else None
 
 
-class Found(NamedTuple):
+class FoundMatches(NamedTuple):
     """Requests that match, and the last one that was compared; None: there are no more."""
 
     uuids: list[bytes]
     after: bytes | None
 
 
-def search(context: ServiceContext, transaction: ReadTransaction, job: Job, after: bytes, seconds: float) -> Found:
+def search(
+    context: ServiceContext, transaction: ReadTransaction, job: RedriveJob, after: bytes, seconds: float
+) -> FoundMatches:
     """Search for requests behind `after` for about so many seconds."""
     options, until, user = job.options, time.monotonic() + seconds, user_of(job, context.host)
     page = transaction.select(
@@ -275,12 +275,12 @@ def search(context: ServiceContext, transaction: ReadTransaction, job: Job, afte
     found = list[bytes]()
     for row in page:
         if row.uuid > job.end:
-            return Found(found, None)
+            return FoundMatches(found, None)
         if not (options.start == "close" and row.uuid in running) and matches(transaction, job, row, user):
             found.append(row.uuid)
         if time.monotonic() >= until:
-            return Found(found, row.uuid)
-    return Found(found, None if page.next is None or page.next >= job.end else page.next)
+            return FoundMatches(found, row.uuid)
+    return FoundMatches(found, None if page.next is None or page.next >= job.end else page.next)
 
 
 def _states(options: RedriveAction) -> Collection[State]:
@@ -289,7 +289,7 @@ def _states(options: RedriveAction) -> Collection[State]:
     return RETRIABLE if options.start == "retry" or options.error is not None else CLOSABLE
 
 
-def matches(transaction: ReadTransaction, job: Job, row: Description, user: User | None) -> bool:
+def matches(transaction: ReadTransaction, job: RedriveJob, row: Description, user: User | None) -> bool:
     """Whether a request matches, as it did when the job began, and its user may do this to it."""
     options = job.options
     if user is not None:

@@ -14,7 +14,7 @@ from titanic.services import redrive
 from titanic.services.admin import AdminWrite, LimitReached
 from titanic.services.ask import ServiceContext
 from titanic.services.nodes import rows_of
-from titanic.services.redrive import ROW, Found, Job
+from titanic.services.redrive import ROW, FoundMatches, RedriveJob
 from titanic.store import ReadTransaction, Store, WriteTransaction
 
 log = logging.getLogger(__name__)
@@ -34,15 +34,18 @@ LATE = 1.0
 POLL_INTERVAL = 2.0
 """Seconds between polls of a shared store for jobs that other nodes were asked for, or have left."""
 
+LONGEST = 60.0
+"""Seconds of a wait, however low a rate is."""
+
 PAUSE = 1.0
 """Seconds until it is tried again when it could not be done."""
 
 
 class Turn:
     """What this server knows of an active job. `paid`: up to when its rate is used up, in monotonic seconds. `uuids`:
-    found, and not stored yet; `after`: as in `Found`."""
+    found, and not stored yet; `after`: as in `FoundMatches`."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: RedriveJob) -> None:
         self.paid = time.monotonic()
         self.uuids: list[bytes] = []
         self.after: bytes | None = job.after
@@ -77,7 +80,7 @@ class Redriver:
                 log.debug("jobs wait: %s", error)
             except Exception:  # jobs of later versions, or other users', must go on
                 log.exception("a bug in this program: a job cannot go on")
-            self._woken.wait(wait)
+            self._woken.wait(None if wait is None else min(wait, LONGEST))
             self._woken.clear()
 
     def _step(self) -> float | None:
@@ -93,7 +96,7 @@ class Redriver:
             waits.append(self._count(job, turn) if job.state == "counting" else self._act(job, turn))
         return min(waits, default=None)
 
-    def _may_run(self, transaction: ReadTransaction, job: Job) -> bool:
+    def _may_run(self, transaction: ReadTransaction, job: RedriveJob) -> bool:
         if job.state not in ("counting", "running") or not self._store.remote:
             return job.state in ("counting", "running")
         me = self._context.host.incarnation()
@@ -101,19 +104,19 @@ class Redriver:
             return me is not None
         return not any(row.incarnation == job.node and row.lease and not row.draining for row in rows_of(transaction))
 
-    def _count(self, job: Job, turn: Turn) -> float:
+    def _count(self, job: RedriveJob, turn: Turn) -> float:
         if turn.after is not None and len(turn.uuids) < ROW:
             with self._store.read() as transaction:
                 uuids, turn.after = redrive.search(self._context, transaction, job, turn.after, SLICE)
             turn.uuids += uuids
         row, is_last = turn.uuids[:ROW], turn.after is None and len(turn.uuids) <= ROW
         if is_last or len(row) == ROW:
-            found = Found(row, None if is_last else row[-1])
+            found = FoundMatches(row, None if is_last else row[-1])
             self._commit(RedriveWrite(self._context, self._store.facts_room, job, found))
             turn.uuids = turn.uuids[ROW:]
         return SLICE / 2
 
-    def _act(self, job: Job, turn: Turn) -> float:
+    def _act(self, job: RedriveJob, turn: Turn) -> float:
         most, rate, now = min(MOST, self._store.batch), job.options.rate, time.monotonic()
         if rate is not None:
             turn.paid = max(turn.paid, now - LATE)
@@ -121,7 +124,7 @@ class Redriver:
             if not most:
                 return max(0.001, turn.paid + 1 / rate - now)
             turn.paid += most / rate
-        write = RedriveWrite(self._context, self._store.facts_room, job, Found([], None), most)
+        write = RedriveWrite(self._context, self._store.facts_room, job, FoundMatches([], None), most)
         self._commit(write)
         if write.job is None or write.job.reason:
             return PAUSE
@@ -146,12 +149,12 @@ class JobAsk:
 class RedriveWrite(AdminWrite):
     """A step of a job, as one `Write`: store what was counted, or retry or close the next requests; and its place."""
 
-    def __init__(self, context: ServiceContext, room: int, job: Job, found: Found, most: int = 0) -> None:
+    def __init__(self, context: ServiceContext, room: int, job: RedriveJob, found: FoundMatches, most: int = 0) -> None:
         """`room`: of all facts. `found`: while it counts. `most`: the requests to act on at most."""
         super().__init__(context, [], most, shared=context.host.shares)
         self._job, self._found = job, found
         self._room = min(redrive.MAX_COUNTED, room // redrive.ROOM_SHARE // 17)
-        self.job: Job | None = None
+        self.job: RedriveJob | None = None
         """The job after it; None: nothing was done, because it was changed meanwhile, or the store failed."""
         self.done = threading.Event()
 
@@ -171,14 +174,20 @@ class RedriveWrite(AdminWrite):
         if (fault := redrive.lacks_for(user, job.options)) is not None:
             self._acts += job.finish(transaction, now_us, "stopped", fault)
         elif job.state == "counting":
-            kept = sum(one.counted - one.place for one in redrive.read_jobs(transaction) if not one.ended_at)
+            others = [one for one in redrive.read_jobs(transaction) if not one.ended_at]
+            kept = sum(one.counted - one.place for one in others) + len(self._found.uuids)
             job.add(transaction, self._found.uuids)
             job.after = self._found.after or b""
             if self._found.after is None:
                 job.state = "counted"
                 if not job.counted:
                     job.finish(transaction, now_us, "done")
-            if kept + len(self._found.uuids) > self._room:
+            for one in others:
+                if one.state == "counted" and kept > self._room:
+                    kept -= one.counted
+                    one.finish(transaction, now_us, "cancelled", "it was not confirmed, and others needed its room")
+                    one.put(transaction)
+            if kept > self._room:
                 fault = f"at least {job.counted} match, but jobs may keep {self._room} together; narrow the conditions"
                 job.finish(transaction, now_us, "stopped", fault)
         else:
@@ -189,7 +198,7 @@ class RedriveWrite(AdminWrite):
         self._context.audit.put(transaction, self._acts, now_us)
         self.job = job
 
-    def _go_on(self, transaction: WriteTransaction, job: Job, now_us: int, user: User | None) -> None:
+    def _go_on(self, transaction: WriteTransaction, job: RedriveJob, now_us: int, user: User | None) -> None:
         uuids, ask, done, count = job.next(transaction, self._most), JobAsk(user), 0, 0
         transaction.prefetch(uuids)
         closes = job.options.start == "close"

@@ -29,7 +29,6 @@ from titanic.web.auth.clients import ANYBODY
 from titanic.web.auth.middleware import GatewayMiddleware
 from titanic.web.hooks.delivery import new_delivery
 from titanic.web.pages import ROUTES as PAGE_ROUTES
-from titanic.web.pages.bulk import BulkJobs
 from titanic.web.settings import WebSettings
 
 READY_CACHED, READY_TIMEOUT = 1.0, 3.0
@@ -99,7 +98,7 @@ class Gateway(Starlette):
             what, fact = "`login` needs an access file", "without one, anyone may do anything"
             raise CallerError(what, fact, "give `access` and `keys`, and name each user's `login` in that file")
         self.titanic = AppState(settings, login)
-        self.feed, self.leases, self.bulk_jobs = Feed(self.titanic.stats_poller), Leases(settings), BulkJobs()
+        self.feed, self.leases = Feed(self.titanic.stats_poller), Leases(settings)
         self.readiness = Readiness()
         static = Mount("/static", StaticFiles(directory=STATIC), name="static")
         own = [Route("/healthz", healthz), Route("/readyz", readyz), static]
@@ -133,7 +132,6 @@ class Gateway(Starlette):
             with suppress(TimeoutError):
                 await asyncio.wait_for(reporting, LAST_REPORT)
             state.stats_poller.close()
-            self.bulk_jobs.close()
             await self.leases.end()
             state.clients.close()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, get_args
 from urllib.parse import urlencode
@@ -114,22 +114,15 @@ def _moment(given: Mapping[str, str], name: str, default: int) -> int:
     return int(text) if text.isdecimal() and len(text) < 20 else default
 
 
-def first_id(microseconds: int) -> str:
-    """The UUID below all that are made at this moment or later: they begin with their time."""
-    tick = max(0, microseconds) * 4096 // 1000
-    head = (tick >> 12) << 16 | 0x7000 | (tick & 0xFFF)
-    return f"{head:016x}{0:016x}"
-
-
 async def find_some(client: Client, wanted: RequestFilter, after: str | None, limit: int) -> FoundRequests:
     """Make one call for requests that match; it may find none although there are more. Raises Forbidden."""
     if wanted.key:
         return FoundRequests(await _with_key(client, wanted), None)
     if after is None:
         if wanted.oldest and wanted.since:
-            after = first_id(wanted.since)
+            after = ids.before(wanted.since).hex()
         if not wanted.oldest and wanted.before != FOREVER:
-            after = first_id(wanted.before)
+            after = ids.before(wanted.before).hex()
     rows, after = await client.list(
         service=wanted.service or None,
         state=wanted.state or None,
@@ -176,14 +169,3 @@ async def find_page(client: Client, wanted: RequestFilter, after: str | None, li
         rows += found
         if after is None or len(rows) >= limit or time.monotonic() >= until:
             return FoundRequests(rows, after)
-
-
-async def find_all(client: Client, wanted: RequestFilter) -> AsyncGenerator[list[RequestInfo], None]:
-    """Yield all requests that match, a batch at a time."""
-    after: str | None = None
-    while True:
-        rows, after = await find_some(client, wanted, after, BATCH)
-        if rows:
-            yield rows
-        if after is None:
-            return

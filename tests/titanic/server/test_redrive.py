@@ -259,6 +259,13 @@ def test_jobs_keep_to_their_room(client: Client, monkeypatch: pytest.MonkeyPatch
         client.redrive("close", uuids=uuids)
 
 
+def test_a_low_rate_delays_no_other_job(client: Client) -> None:
+    uuids = client.submit_many("mail", ["a", "b"])
+    client.redrive("close", uuids=uuids[:1], rate=1e-300)
+    reach(client, client.redrive("close", uuids=uuids[1:]), "done")
+    reach(client, client.redrive("close", key="none"), "done")
+
+
 def test_a_message_that_is_sent_again_starts_no_second_job(client: Client) -> None:
     options = {"do": "redrive", "start": "close", "state": "done", "job": "5" * 32}
     for _ in range(2):

@@ -54,13 +54,18 @@ hooks                 read               403      403             –          u
 hook                  read               403      403             –          –       404      200   200
 put a hook            admin              403      403             –          201     –        –     201
 delete a hook         close read         403      404, 403        –          –       404      204   204
+start a job           close read         403      403, 403        –          202     –        –     202
+jobs                  read               403      403             –          seen    unseen   seen  seen
+job                   read               403      403             –          200     404      200   200
+change a job          read               403      403             –          200     404      409   200
+page: all that match  close read         403      403, 403        –          303     –        –     303
 session               –                  200      –               –          200     –        –     200
 openapi               –                  200      –               –          200     –        –     200
 page: retry           submit read        403      403, 403        403        303     404      303   303
 page: close           close read         403      403, 403        –          303     kept     303   303
 page: retry these     submit read        403      left, 403       left       303     left     303   303
 page: close these     close read         403      403, 403        –          303     kept     303   303
-page: stop            –                  303      –               –          303     404      –     404
+page: stop            read               403      403             –          303     404      409   303
 page: pause service   admin              403      403             –          303     –        –     303
 page: set ends        admin              403      403             –          303     –        –     303
 page: pause           submit read        403      403, 403        403        303     –        –     303
@@ -111,12 +116,17 @@ CALLS = {
     "hook": "GET /v1/hooks/{hook}",
     "put a hook": "PUT /v1/hooks",
     "delete a hook": "DELETE /v1/hooks/{hook}",
+    "start a job": "POST /v1/jobs",
+    "jobs": "GET /v1/jobs",
+    "job": "GET /v1/jobs/{job}",
+    "change a job": "PATCH /v1/jobs/{job}",
+    "page: all that match": "POST /requests/all",
     "session": "GET /v1/session",
     "openapi": "GET /v1/openapi.json",
     "page: retry": "POST /actions/requests/{uuid}/retry",
     "page: close": "POST /actions/requests/{uuid}/close",
     "page: close these": "POST /actions/requests",
-    "page: stop": "POST /actions/works/{work}/stop",
+    "page: stop": "POST /actions/works/{job}",
     "page: pause service": "POST /actions/services",
     "page: set ends": "POST /actions/services/ends",
     "page: pause": "POST /actions/schedules/pause",
@@ -167,13 +177,9 @@ def changed(scene: Scene, user: str, owner: str, action: str) -> str:
     elif action == "retry":
         answer = program.post(f"/v1/requests/{uuid}:retry")
     elif action.endswith(" these"):
-        answer = program.post("/actions/requests", data={"do": do, "uuids": uuid, "count": "1"})
-        job = scene.web.app.bulk_jobs.get(user, answer.headers["location"].rpartition("/")[2])
-        until(lambda: job.ended)
-        assert status(program.get(answer.headers["location"])) == "200"
-        if job.error:
-            assert scene.state(uuid) == {"retry": "expired", "close": "waiting"}[do]
-            return "403" if "permission" in job.error or "may not" in job.error else job.error
+        answer = program.post("/actions/requests", data={"do": do, "uuids": uuid})
+        if where := answer.headers.get("location"):
+            until(lambda: "data-live" not in program.get(where).text)
     else:
         answer = program.post(f"/actions/requests/{uuid}/{do}", headers=FORM)
     is_done = scene.state(uuid) == {"retry": "waiting", "close": "gone"}[do]
@@ -242,11 +248,31 @@ def hooked(scene: Scene, user: str, owner: str, action: str) -> str:
     return status(answer)
 
 
-def stopped(scene: Scene, user: str, owner: str, action: str) -> str:
-    """The retry of many requests that somebody has begun."""
-    whose = scene.program(user if user == owner else "victim")
-    begun = whose.post("/actions/requests", data={"do": "retry", "uuids": scene.requests["victim"].done, "count": "1"})
-    return status(scene.program(user).post(f"/actions{begun.headers['location']}/stop", headers=FORM))
+def started(scene: Scene, user: str, owner: str, action: str) -> str:
+    """A job over all requests that match."""
+    if action == "start a job":
+        wanted = {"action": "close", "where": {"key": "none"}}
+        return status(scene.program(user).post("/v1/jobs", json=wanted))
+    return status(scene.program(user).post("/requests/all", data={"do": "close", "key": "none"}))
+
+
+def job_changed(scene: Scene, user: str, owner: str, action: str) -> str:
+    """A job that somebody has started."""
+    program, job = scene.program(user), "0" * 32
+    whose = program if user == owner else scene.auditor
+    wanted = {"action": "retry", "uuids": [scene.requests["victim"].done], "rate": 0.001}
+    if (answer := whose.post("/v1/jobs", json=wanted)).status_code == 202:
+        job = answer.json()["id"]
+    try:
+        if action == "jobs":
+            return seen(program.get("/v1/jobs"), job)
+        if action == "job":
+            return status(program.get(f"/v1/jobs/{job}"))
+        if action == "change a job":
+            return status(program.patch(f"/v1/jobs/{job}", json={"change": "pause"}))
+        return status(program.post(f"/actions/works/{job}", data={"do": "cancel"}))
+    finally:
+        scene.auditor.patch(f"/v1/jobs/{job}", json={"change": "cancel"})
 
 
 def paused(scene: Scene, user: str, owner: str, action: str) -> str:
@@ -300,7 +326,8 @@ TRIES: dict[str, Callable[[Scene, str, str, str], str]] = {
     "take": taken,
     **dict.fromkeys(("done", "failed", "extend"), ended),
     **dict.fromkeys(("hooks", "hook", "put a hook", "delete a hook"), hooked),
-    "page: stop": stopped,
+    **dict.fromkeys(("start a job", "page: all that match"), started),
+    **dict.fromkeys(("jobs", "job", "change a job", "page: stop"), job_changed),
     **dict.fromkeys(("page: pause service", "page: set ends", "page: pause", "page: resume"), paused),
     "page: run": run,
     "page: run again": run_again,
@@ -333,7 +360,7 @@ def test_who_is_not_known_is_refused_each_call(scene: Scene) -> None:
             for call in CALLS.values():
                 method, path = call.split()
                 answer = program.request(method, path.replace("{uuid}", scene.requests["victim"].done))
-                refused = (401, 303) if path.startswith("/actions") else (401,)  # a browser is sent to the log-in
+                refused = (401, 303) if not path.startswith("/v1") else (401,)  # a browser is sent to the log-in
                 assert answer.status_code in refused, call
                 assert answer.headers.get("location", "/login") == "/login"
 

@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from titanic.protocol.answers import SUBMITTER_FIELDS
 from titanic.protocol.documents import FactSeries, Percentiles
-from titanic.protocol.messages import Delay, Message, Priority, Submit
+from titanic.protocol.messages import Delay, Ids, JobChange, JobWhere, Message, Number, Priority, Rate, Submit
 from titanic.protocol.submit_options import MOST_UUIDS
 from titanic.web.api.resource import PAGE, Endpoint, Handler
 from titanic.web.hooks.registry import SECRET, URL
@@ -370,6 +370,45 @@ class RefusedAccess(TypedDict):
     action: str
 
 
+class BulkJob(TypedDict):
+    """A job that retries or closes requests. Times in `where` are seconds since 1970."""
+
+    id: Uuid
+    action: Literal["retry", "close"]
+    where: Annotated[JobWhere, Meta(description="Empty: the requests were given.")]
+    rate: Annotated[float | None, Meta(description="Requests a second at most.")]
+    user: str
+    state: Literal["counting", "counted", "running", "paused", "done", "cancelled", "stopped"]
+    counted: Annotated[int, Meta(ge=0, description="The requests that matched.")]
+    done: Count
+    changed: Annotated[int, Meta(ge=0, description="Left unchanged, because they did not match any more.")]
+    started_at: Time
+    ended_at: Time | None
+    reason: Annotated[str, Meta(description="Why it ended early.")]
+
+
+class BulkJobList(TypedDict):
+    """The jobs that you may see, newest first."""
+
+    jobs: list[BulkJob]
+
+
+class StartJob(Message):
+    """A job over the requests that meet all conditions of `where`, or `uuids`."""
+
+    action: Literal["retry", "close"]
+    where: JobWhere | msgspec.UnsetType = msgspec.UNSET
+    uuids: Ids | msgspec.UnsetType = msgspec.UNSET
+    rate: Rate | None = None
+
+
+class ChangeJob(Message):
+    """`confirm` needs the `count` of the job."""
+
+    change: JobChange
+    count: Number | None = None
+
+
 class AuditRows(TypedDict):
     """Acts or refusals, newest first."""
 
@@ -469,6 +508,10 @@ DOCUMENTS = (
     WorkerList,
     Stats,
     History,
+    BulkJob,
+    BulkJobList,
+    StartJob,
+    ChangeJob,
     AuditRows,
     ExtendedLease,
     WebHook,
@@ -611,6 +654,7 @@ IN_PATH: dict[str, tuple[str, Any]] = {
         Annotated[str, Meta(pattern=_UUID)],
     ),
     "lease": ("The value of `Titanic-Lease`.", Annotated[str, Meta(min_length=1)]),
+    "job": ("The id of a job.", Uuid),
     "hook": ("The id of a hook.", Annotated[str, Meta(pattern="^[0-9a-f]{20}$")]),
 }
 """The parameters of paths: what they mean, and their types."""

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from titanic.version import __version__
-from titanic.web.api import event_stream, hooks, leases, request_batch, requests, services
+from titanic.web.api import event_stream, hooks, jobs, leases, request_batch, requests, services
 from titanic.web.api.openapi import IN_PATH, Session, answer, components, endpoint, parameter, wrong
 from titanic.web.api.resource import ApiRoute
 from titanic.web.app_state import visitor_of
@@ -41,6 +41,7 @@ _OPENAPI = {"200": answer("An OpenAPI document.", dict[str, Any]), **wrong()}
 
 TAGS: dict[str, tuple[list[ApiRoute], str]] = {
     "requests": ([*requests.ROUTES, *request_batch.ROUTES], "Requests and their replies."),
+    "jobs": (jobs.ROUTES, "Many requests at a time."),
     "services": (services.ROUTES, "Services and statistics."),
     "events": (event_stream.ROUTES, "Server-sent events."),
     "workers": (leases.ROUTES, "Workers over HTTP."),

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from urllib.parse import urlencode
 
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from titanic.aio import Client
@@ -21,7 +21,6 @@ from titanic.facts.groups import MAX_TEXT, first_line, normalize
 from titanic.protocol.answers import RequestInfo
 from titanic.protocol.documents import FailureGroupInfo
 from titanic.web.app_state import app_state, visitor_of
-from titanic.web.pages.bulk import MAX_SELECTED, confirm
 from titanic.web.problems import HTTPProblem
 from titanic.web.request_filter import BATCH, SEARCH_TIMEOUT, FoundRequests, RequestFilter, check_after, find_some
 from titanic.web.template_filters import bars
@@ -158,8 +157,8 @@ def _suffix(service: str, span: str, after: str = "") -> str:
     return f"?{urlencode(given)}" if given else ""
 
 
-async def _group(request: Request, limit: int) -> tuple[FailureGroup, FoundRequests]:
-    """The group of this page, and up to `limit` of its requests, the newest first."""
+async def _group(request: Request) -> tuple[FailureGroup, FoundRequests]:
+    """The group of this page, and up to LISTED of its requests, the newest first."""
     service, span = _query(request)
     after = request.query_params.get("after")
     check_after(after)
@@ -168,10 +167,10 @@ async def _group(request: Request, limit: int) -> tuple[FailureGroup, FoundReque
     chosen = next((one for one in found.groups if one.id == wanted), None)
     if chosen is None:
         raise HTTPProblem(404, "these failures are gone: they were retried or closed, or are too old; see /failures")
-    return chosen, await _members(visitor_of(request).client, chosen, _since(span), after, limit)
+    return chosen, await _members(visitor_of(request).client, chosen, _since(span), after)
 
 
-async def _members(client: Client, group: FailureGroup, since: int, after: str | None, limit: int) -> FoundRequests:
+async def _members(client: Client, group: FailureGroup, since: int, after: str | None) -> FoundRequests:
     """Find requests of a group that ended since then. Other errors of a busy service may lie between them: a page
     searches for SEARCH_TIMEOUT at most, and the next one continues."""
     if not group.service:  # services that the server has not counted by name
@@ -184,15 +183,15 @@ async def _members(client: Client, group: FailureGroup, since: int, after: str |
         rows += [
             row for row in found if row["finished_at"] >= since and normalize(row["reason"], group.state) == group.text
         ]
-        if len(rows) > limit:
-            return FoundRequests(rows[:limit], rows[limit - 1]["uuid"])
-        if after is None or len(rows) == limit or time.monotonic() >= until:
+        if len(rows) > LISTED:
+            return FoundRequests(rows[:LISTED], rows[LISTED - 1]["uuid"])
+        if after is None or len(rows) == LISTED or time.monotonic() >= until:
             return FoundRequests(rows, after)
 
 
 async def group_page(request: Request) -> Response:
     """Show a group."""
-    chosen, found = await _group(request, LISTED)
+    chosen, found = await _group(request)
     start = request.url.path + _suffix(*_query(request))
     chart = bars(histogram(chosen.points, chosen.first, chosen.last, PARTS), "Failures over time")
     after = request.query_params.get("after", "")
@@ -202,21 +201,10 @@ async def group_page(request: Request) -> Response:
         group=chosen,
         rows=found.rows,
         query=_suffix(*_query(request)),
-        retried=_suffix(*_query(request), after),
         next=request.url.path + _suffix(*_query(request), found.after) if found.after else "",
         start=start if after else "",
         chart=chart,
     )
-
-
-async def retry_page(request: Request) -> Response:
-    """Ask for confirmation to retry a group. The form lists its requests, so that later failures are not retried."""
-    chosen, found = await _group(request, MAX_SELECTED)
-    if found.after and not found.rows:  # the group's page continues the search
-        return RedirectResponse(f"/failures/{chosen.id}{_suffix(*_query(request), found.after)}", 303)
-    matched = RequestFilter(service=chosen.service, state=chosen.state)
-    back = f"/failures/{chosen.id}{_suffix(*_query(request), request.query_params.get('after', ''))}"
-    return confirm(request, "retry", matched, [row["uuid"] for row in found.rows], chosen.title, back)
 
 
 # -- grouping -----------------------------------------------------------------------------------------------------
@@ -254,5 +242,4 @@ def histogram(points: Sequence[tuple[int, int]], since: int, until: int, parts: 
 ROUTES = [
     Route("/failures", failures),
     Route("/failures/{group}", group_page),
-    Route("/failures/{group}/retry", retry_page),
 ]

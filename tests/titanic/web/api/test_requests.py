@@ -469,6 +469,8 @@ METHODS = [
     ("/v1/stats", "GET, HEAD, OPTIONS"),
     ("/v1/history", "GET, HEAD, OPTIONS"),
     ("/v1/audit", "GET, HEAD, OPTIONS"),
+    ("/v1/jobs", "GET, POST, HEAD, OPTIONS"),
+    (f"/v1/jobs/{'0' * 32}", "GET, PATCH, HEAD, OPTIONS"),
 ]
 
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-import threading
 from pathlib import Path
-from typing import Any
 
-import pytest
 from playwright.sync_api import expect
 from support.browser import Chromium, Window, see, see_done
 from support.lived import Lived
 from support.serving import serving
 
-from titanic import Client, aio
+from titanic import Client
 from titanic.schedules import Schedule
 from titanic.schedules.scheduler import submit_tick
 from titanic.web.serving import WebServer
@@ -53,7 +49,7 @@ def test_all_matching_requests_are_retried_and_closed(window: Window, lived: Liv
     page.get_by_label("State").select_option("failed")
     page.get_by_label("Error or key contains").fill("OutOfStock")
     page.get_by_role("button", name="Filter").click()
-    page.get_by_role("link", name="Retry all matching").click()
+    page.get_by_role("button", name="Retry all matching").click()
     see(page, "Retry 3 requests?")
     window.check(page)
     page.get_by_role("button", name="Retry 3 requests").click()
@@ -61,7 +57,7 @@ def test_all_matching_requests_are_retried_and_closed(window: Window, lived: Liv
     window.check(page)
     client.submit_batch("mail", [b"x"] * 101)
     page.goto("/requests?service=mail&state=waiting")
-    page.get_by_role("link", name="Close all matching").click()
+    page.get_by_role("button", name="Close all matching").click()
     see(page, "Close 101 requests?")
     window.check(page)
     page.get_by_label("Type “101” to confirm").fill("101")
@@ -70,21 +66,15 @@ def test_all_matching_requests_are_retried_and_closed(window: Window, lived: Liv
     assert not client.list(service="mail")[0]
 
 
-def test_a_bulk_job_is_stopped(window: Window, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    stopped = threading.Event()
-
-    async def slowly(self: aio.Client, uuids: Any) -> None:
-        while not stopped.is_set():
-            await asyncio.sleep(0.01)
-
-    monkeypatch.setattr(aio.Client, "close_many", slowly)
-    client.submit_batch("mail", [b"x"] * 2)
-    page = window.page("/requests/all?do=close&state=waiting")
-    page.get_by_role("button", name="Close 2 requests").click()
+def test_a_bulk_job_is_paused_and_stopped(window: Window, client: Client) -> None:
+    job = client.redrive("close", uuids=client.submit_batch("mail", [b"x"] * 2), rate=0.01)
+    page = window.page(f"/works/{job['id']}")
     expect(page.get_by_role("progressbar")).to_be_visible()
     window.check(page)
+    page.get_by_role("button", name="Pause", exact=True).click()
+    expect(page.get_by_role("button", name="Resume", exact=True)).to_be_visible()
+    window.check(page)
     page.get_by_role("button", name="Stop").click()
-    stopped.set()
     expect(page.get_by_text("the remaining requests are unchanged")).to_be_visible()
     window.check(page)
 

@@ -58,7 +58,6 @@ def test_pages_about_requests(window: Window, lived: Lived, client: Client) -> N
     for path in (
         "/requests",
         "/requests?state=running",
-        "/requests/all?do=retry",
         "/find?q=OutOfStock",
         "/services",
         "/services/echo",
@@ -71,8 +70,8 @@ def test_pages_about_requests(window: Window, lived: Lived, client: Client) -> N
     page.get_by_role("link", name="OutOfStock").first.click()
     page.wait_for_url("**/failures/*")  # which waits for the page to be there, too
     window.check(page)
-    page.get_by_role("link", name="Retry all").click()
-    page.wait_for_url("**/retry*")
+    page.get_by_role("button", name="Retry all").click()
+    page.wait_for_url("**/works/*")
     window.check(page)
 
 
@@ -111,7 +110,7 @@ def test_actions(window: Window, lived: Lived, client: Client, script: bool) -> 
     expect(page.get_by_role("status").filter(has_text="Queued again")).to_be_visible()
     lived.until(uuids[0], "failed")
     page.get_by_role("navigation", name="Main").get_by_role("link", name="Failures").click()
-    page.get_by_role("link", name="Retry: OutOfStock").click()
+    page.get_by_role("button", name="Retry: OutOfStock").click()
     page.get_by_role("button", name="Retry 2 requests").click()
     see_done(page, "2 requests retried", script)
     page.goto(f"/requests/{uuids[1]}")

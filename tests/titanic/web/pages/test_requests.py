@@ -13,11 +13,10 @@ from support.waiting import until
 from broker import Worker
 from titanic import Client, Server
 from titanic.aio import Client as AioClient
-from titanic.util.ids import IdMaker
 from titanic.web import request_filter
-from titanic.web.pages import bulk, requests
+from titanic.web.pages import requests
 from titanic.web.problems import HTTPProblem
-from titanic.web.request_filter import RequestFilter, find_page, first_id, parse_filter
+from titanic.web.request_filter import RequestFilter, find_page, parse_filter
 
 
 def page_of(http: httpx.Client, path: str) -> Page:
@@ -108,14 +107,6 @@ def test_names_keys_and_errors_are_escaped(http: httpx.Client, client: Client) -
     assert "&lt;script&gt;1&lt;/script&gt;" in text
 
 
-def test_ids_of_a_moment_sort_after_its_first_id() -> None:
-    maker = IdMaker(None)
-    for moment in (1_795_258_520_106_479, 1_795_258_520_999_999, 1_795_258_521_000_000):
-        (uuid,) = maker.make(1, moment)
-        assert first_id(moment) <= uuid.hex() < first_id(moment + 1000)
-        assert first_id(moment - 1000) < uuid.hex()
-
-
 def test_a_form_fixes_the_time_range() -> None:
     given = {"age": "over-1h", "before": "1000", "since": "5", "order": "oldest"}
     assert parse_filter(given, now=9999) == RequestFilter(age="over-1h", oldest=True, since=5, before=1000)
@@ -156,12 +147,23 @@ def no_search_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_filter, "SEARCH_TIMEOUT", 60.0)
 
 
-def job_page(http: httpx.Client, answer: httpx.Response) -> Page:
-    """The page of the job that was started, once it has ended."""
+def ended_page(http: httpx.Client, answer: httpx.Response) -> Page:
+    """The page of a job, once it has ended."""
+    return job_page(http, answer)[1]
+
+
+def job_page(http: httpx.Client, answer: httpx.Response) -> tuple[str, Page]:
+    """Where the page of a job is, and the page, once it asks or has ended."""
     assert answer.status_code == 303, answer.text
     where = answer.headers["location"]
     until(lambda: "data-live" not in http.get(where).text)
-    return page_of(http, where)
+    return where, page_of(http, where)
+
+
+def all_that_match(http: httpx.Client, **form: str) -> tuple[str, Page]:
+    """Where the page is that asks about a job over all requests that match, and the page."""
+    csrf = page_of(http, "/requests").form("/requests/selected")["csrf"]
+    return job_page(http, http.post("/requests/all", data={"csrf": csrf, **form}))
 
 
 @pytest.fixture
@@ -180,62 +182,54 @@ def test_selected_requests_are_retried(http: httpx.Client, client: Client, failu
     assert page.headings[0] == "Retry 2 requests?"
     confirmed = page.form("/actions/requests")
     assert confirmed["uuids"].split() == failures[:2]
-    job = job_page(http, http.post("/actions/requests", data=confirmed))
+    assert page.links["Cancel"] == "/requests?state=failed"
+    job = ended_page(http, http.post("/actions/requests", data=confirmed))
     assert "2 requests retried" in job.text
-    assert job.links["Back to requests"] == "/requests?state=failed"
     until(lambda: client.show(failures[0])["state"] == "failed")  # again: it was executed
 
 
-def test_all_that_match_are_closed_with_their_number_typed(
-    http: httpx.Client, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    known = client.submit_batch("mail", [b"x"] * 150)
+def test_all_that_match_are_closed_with_their_number_typed(http: httpx.Client, client: Client) -> None:
+    client.submit_batch("mail", [b"x"] * 150)
     client.submit("other", b"x")
-    page = page_of(http, page_of(http, "/requests?service=mail&state=waiting").links["Close all matching…"])
+    assert "Close all matching…" in page_of(http, "/requests?service=mail&state=waiting").text
+    where, page = all_that_match(http, do="close", service="mail", state="waiting", age="under-1h")
     assert page.headings[0] == "Close 150 requests?"
-    form = page.form("/actions/requests")
+    assert page.figures["service"] == "mail"
+    assert "submitted since" in page.figures
+    form = page.form(f"/actions{where}")
     late = client.submit("mail", b"came later")
     for typed in ("", "149"):
-        answer = http.post("/actions/requests", data=form | {"typed": typed})
+        answer = http.post(f"/actions{where}", data=form | {"typed": typed})
         assert answer.status_code == 400
         assert "type “150” to confirm" in answer.text
+    assert http.post(f"/actions{where}", data=form | {"typed": "150", "count": "149"}).status_code == 409
     assert client.stats()["services"]["mail"] == 151
-    job = job_page(http, http.post("/actions/requests", data=form | {"typed": "150"}))
+    job = ended_page(http, http.post(f"/actions{where}", data=form | {"typed": "150"}))
     assert "150 requests closed" in job.text
     assert job.links["Back to requests"] == "/requests?service=mail&state=waiting"
     rows, _ = client.list(limit=10)
     assert [row["uuid"] for row in rows if row["service"] == "mail"] == [late]
-    assert known
 
 
 def test_all_that_failed_are_retried(http: httpx.Client, client: Client, failures: list[str]) -> None:
     client.submit("mail", b"x")
-    page = page_of(http, page_of(http, "/requests").links["Retry all failed and expired…"])
+    assert "Retry all failed and expired…" in page_of(http, "/requests").text
+    where, page = all_that_match(http, do="retry")
     assert page.headings[0] == "Retry 3 requests?"
-    assert (
-        "3 requests retried" in job_page(http, http.post("/actions/requests", data=page.form("/actions/requests"))).text
-    )
+    done = ended_page(http, http.post(f"/actions{where}", data=page.form(f"/actions{where}")))
+    assert "3 requests retried" in done.text
 
 
-def test_without_a_count_all_is_typed(http: httpx.Client, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bulk, "COUNT_TIMEOUT", 0.0)
-    client.submit_batch("mail", [b"x"] * 3)
-    page = page_of(http, "/requests/all?do=close&service=mail&state=waiting&age=under-1h")
-    assert page.figures["submitted"] == "in the last hour"
-    assert page.headings[0] == "Close all matching requests?"
-    form = page.form("/actions/requests")
-    for typed in ("", "0", form["count"]):
-        answer = http.post("/actions/requests", data=form | {"typed": typed})
-        assert answer.status_code == 400
-        assert "type “all” to confirm" in answer.text
-    assert client.stats()["services"]["mail"] == 3
-    assert "3 requests closed" in job_page(http, http.post("/actions/requests", data=form | {"typed": "all"})).text
-
-
-def test_all_pages_are_counted(http: httpx.Client, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_filter, "BATCH", 2)
-    client.submit_batch("mail", [b"x"] * 9)
-    assert page_of(http, "/requests/all?do=close&service=mail&state=waiting").headings[0] == "Close 9 requests?"
+def test_a_job_is_paused_resumed_and_stopped(http: httpx.Client, client: Client) -> None:
+    job = client.redrive("close", uuids=client.submit_batch("mail", [b"x"] * 3), rate=0.01)
+    where = f"/works/{job['id']}"
+    form = page_of(http, where).form(f"/actions{where}")
+    for change, state in (("pause", "paused"), ("resume", "running"), ("cancel", "cancelled")):
+        assert http.post(f"/actions{where}", data=form | {"do": change}).status_code == 303
+        assert client.redrives(job["id"])[0]["state"] == state
+    assert "the remaining requests are unchanged" in page_of(http, where).text
+    assert http.post(f"/actions{where}", data=form | {"do": "resume"}).status_code == 409
+    assert http.post(f"/actions{where}", data=form | {"do": "burn"}).status_code == 400
 
 
 @pytest.mark.settings(max_attempts=1)
@@ -243,31 +237,33 @@ def test_no_more_requests_are_closed_than_confirmed(http: httpx.Client, client: 
     """More requests may match in the meantime."""
     client.set_service("echo", paused=True)
     later = client.submit("echo", b"fail")
-    form = page_of(http, "/requests/all?do=close&state=failed").form("/actions/requests")
+    where, page = all_that_match(http, do="close", state="failed")
     client.set_service("echo", paused=False)
     until(lambda: client.show(later)["state"] == "failed")
-    assert "3 requests closed" in job_page(http, http.post("/actions/requests", data=form)).text
+    done = ended_page(http, http.post(f"/actions{where}", data=page.form(f"/actions{where}")))
+    assert "3 requests closed" in done.text
     assert len(client.list(state="failed")[0]) == 1
 
 
 def test_invalid_bulk_actions(http: httpx.Client, client: Client) -> None:
     client.submit("mail", b"x")
-    assert "Nothing to retry" in page_of(http, "/requests/all?do=retry&service=mail").text
-    for wrong, why in {
-        "do=close": "first choose a state",
-        "do=close&state=running": "first choose a state",
-        "do=retry&state=done": "cannot be retried",
-        "do=burn&state=done": "neither retry nor close",
-    }.items():
-        answer = http.get(f"/requests/all?{wrong}")
+    assert "Nothing to retry" in all_that_match(http, do="retry", service="mail")[1].text
+    csrf = {"csrf": page_of(http, "/requests").form("/requests/selected")["csrf"]}
+    for wrong, why in (
+        ({"do": "close"}, "first choose a state"),
+        ({"do": "close", "state": "running"}, "first choose a state"),
+        ({"do": "retry", "state": "done"}, "cannot be retried"),
+        ({"do": "burn", "state": "done"}, "neither retry nor close"),
+    ):
+        answer = http.post("/requests/all", data=csrf | wrong)
         assert answer.status_code == 400
         assert why in answer.text
-    csrf = {"csrf": page_of(http, "/requests").form("/requests/selected")["csrf"]}
     for data in ({}, {"uuid": "x"}, {"uuid": ["0" * 32] * 2 + ["1" * 31]}):
         answer = http.post("/requests/selected", data=csrf | {"do": "retry"} | data)
         assert answer.status_code == 400, answer.text
     assert http.post("/actions/requests", data=csrf | {"do": "close", "state": "waiting"}).status_code == 400
-    for path in ("/requests/selected", "/actions/requests", "/actions/works/x/stop"):
-        assert http.post(path, data={"do": "close", "state": "waiting", "count": "1"}).status_code == 403
-    assert http.get("/works/unknown").status_code == 404
+    for path in ("/requests/selected", "/requests/all", "/actions/requests", f"/actions/works/{'0' * 32}"):
+        assert http.post(path, data={"do": "close", "state": "waiting"}).status_code == 403
+    for unknown in ("unknown", "0" * 32):
+        assert http.get(f"/works/{unknown}").status_code == 404
     assert len(client.list()[0]) == 1

@@ -1,0 +1,104 @@
+"""Jobs that retry or close many requests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import UNSET
+from msgspec.structs import asdict
+from starlette.requests import Request
+from starlette.responses import Response
+
+from titanic.errors import InvalidRequest
+from titanic.protocol.documents import RedriveInfo
+from titanic.protocol.messages import read
+from titanic.web.api.openapi import BulkJob, BulkJobList, ChangeJob, StartJob, answer, endpoint, json_content, wrong
+from titanic.web.api.resource import ApiRoute, json_response, path_uuid, read_body, timestamp
+from titanic.web.app_state import visitor_of
+from titanic.web.problems import HTTPProblem
+from titanic.web.request_headers import read_query
+
+MAX_DOCUMENT = 64 << 10
+"""Bytes of the start or the change of a job: 1,000 UUIDs."""
+
+
+async def post_job(request: Request) -> Response:
+    """Start a job."""
+    read_query(request, ())
+    try:
+        given = read(StartJob, await read_body(request, MAX_DOCUMENT))
+    except ValueError as error:
+        raise HTTPProblem(400, f'{error}; send {{"action": "retry", "where": {{"service": "mail"}}}}') from None
+    uuids = None if given.uuids is UNSET else given.uuids
+    where = {} if given.where is UNSET else asdict(given.where)
+    job = await visitor_of(request).client.redrive(given.action, uuids=uuids, rate=given.rate, **where)
+    return json_response(_document(job), 202)
+
+
+async def get_jobs(request: Request) -> Response:
+    """List jobs."""
+    read_query(request, ())
+    return json_response({"jobs": [_document(job) for job in await visitor_of(request).client.redrives()]})
+
+
+async def get_job(request: Request) -> Response:
+    """Get a job."""
+    read_query(request, ())
+    return json_response(_document(await find_job(request)))
+
+
+async def patch_job(request: Request) -> Response:
+    """Confirm, pause, resume or cancel a job."""
+    read_query(request, ())
+    try:
+        given = read(ChangeJob, await read_body(request, MAX_DOCUMENT))
+    except ValueError as error:
+        raise HTTPProblem(400, f'{error}; send {{"change": "confirm", "count": 3}}') from None
+    job = await find_job(request)
+    try:
+        job = await visitor_of(request).client.change_redrive(job["id"], given.change, given.count)
+    except InvalidRequest as error:
+        raise HTTPProblem(409, str(error)) from None
+    return json_response(_document(job))
+
+
+async def find_job(request: Request) -> RedriveInfo:
+    """Return the job in the path. Raises HTTPProblem."""
+    try:
+        (job,) = await visitor_of(request).client.redrives(path_uuid(request.path_params["job"]))
+    except InvalidRequest as error:
+        raise HTTPProblem(404, str(error)) from None
+    return job
+
+
+def _document(job: RedriveInfo) -> dict[str, Any]:
+    return {**job, "started_at": timestamp(job["started_at"]), "ended_at": timestamp(job["ended_at"])}
+
+
+_JOB = {"200": answer("The job.", BulkJob), **wrong(404)}
+
+ROUTES = [
+    ApiRoute(
+        "/v1/jobs",
+        GET=endpoint(get_jobs, "jobs", "List jobs", {"200": answer("All of them.", BulkJobList), **wrong()}),
+        POST=endpoint(
+            post_job,
+            "startJob",
+            "Retry or close many requests",
+            {"202": answer("The job.", BulkJob), **wrong(413)},
+            description="With `where` it counts the requests, and waits until it is confirmed with their number.",
+            requestBody={"required": True, "content": json_content(StartJob)},
+        ),
+    ),
+    ApiRoute(
+        "/v1/jobs/{job}",
+        GET=endpoint(get_job, "job", "Get a job", _JOB),
+        PATCH=endpoint(
+            patch_job,
+            "changeJob",
+            "Confirm, pause, resume or cancel a job",
+            {**_JOB, **wrong(404, 409, 413)},
+            requestBody={"required": True, "content": json_content(ChangeJob)},
+        ),
+    ),
+]
