@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from ipaddress import ip_network
 from pathlib import Path
 from typing import NamedTuple
 
@@ -213,13 +214,13 @@ def receiving() -> Iterator[Receiver]:
         thread.join()
 
 
-def ask(host: Starlette, url: str) -> httpx.Response:
+def ask(host: Starlette, url: str, root: str = "", **headers: str) -> httpx.Response:
     """What a host answers, which runs for this request."""
 
     async def visit() -> httpx.Response:
-        transport = httpx.ASGITransport(host)
+        transport = httpx.ASGITransport(host, root_path=root)
         async with host.router.lifespan_context(host), httpx.AsyncClient(transport=transport) as client:
-            return await client.get(url)
+            return await client.get(url, headers=headers)
 
     return asyncio.run(visit())
 
@@ -231,6 +232,25 @@ def test_a_path_that_visitors_choose_is_no_markup(scene: Secured) -> None:
     assert answer.status_code == 200
     assert 'href="/%22%3E%3Cb%3E/queue/static/app.css"' in answer.text
     assert "<b>" not in answer.text
+
+
+@pytest.mark.parametrize("path", ["/queue/login", "/api/queue/login"])
+def test_a_proxy_may_remove_the_root_of_a_host(scene: Secured, path: str) -> None:
+    gateway = Gateway(scene.settings(scene.server))
+    host = Starlette(routes=[Mount("/queue", gateway)], lifespan=gateway.lifespan)
+    answer = ask(host, f"http://127.0.0.1{path}", "/api")
+    assert answer.status_code == 200
+    assert 'href="/api/queue/static/app.css"' in answer.text
+    answer = ask(host, f"http://127.0.0.1{path.removesuffix('login')}", "/api")
+    assert answer.headers["location"] == "/api/queue/login"
+
+
+def test_the_login_header_is_for_the_gateways_own_server(scene: Secured) -> None:
+    """That of a host may have the address from a header, too."""
+    more = {"login_header": "X-User", "login_from": (ip_network("127.0.0.0/8"),)}
+    gateway = Gateway(scene.settings(scene.server, **more))
+    host = Starlette(routes=[Mount("/queue", gateway)], lifespan=gateway.lifespan)
+    assert ask(host, "http://127.0.0.1/queue/v1/session", **{"X-User": "ann@example.org"}).status_code == 401
 
 
 def test_a_gateway_that_does_not_run_says_so(server: Server) -> None:
