@@ -6,6 +6,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 TOOLED := $(VENV)/.tooled
 BUILDER := $(VENV)/.builder
+RELEASER := $(VENV)/.releaser
 # Four more than there are cores: many tests wait, for clocks and for machines that boot.
 JOBS   ?= $(shell echo $$(( $$(nproc) + 4 )))
 SAMPLE ?= 50
@@ -21,7 +22,7 @@ APT_INSTALL = until said=$$(apt-get update -qq 2>&1); do \
 	  DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=600 install -y -qq --no-install-recommends
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test test-compiled compiled torture mutants tools java lint format types check bench bench-peers bench-churn bench-nodes bench-calls bench-web bench-web-load bench-spark docs wheel deb clean
+.PHONY: help demo quick test test-compiled compiled torture mutants tools java lint format types check bench bench-peers bench-churn bench-nodes bench-calls bench-web bench-web-load bench-spark docs wheel release deb clean
 .DELETE_ON_ERROR:
 
 help: ## Show this list
@@ -118,6 +119,10 @@ docs: $(TOOLED) ## Build the documentation site into build/site
 wheel: $(BUILDER) ## Build the wheel and the source distribution into dist/
 	$(BIN)/python -m build --no-isolation
 
+DEBIAN ?= $(if $(filter 0,$(shell id -u)),bookworm trixie)
+release: $(RELEASER) ## Build, check and tag a release: VERSION=1.2.3; LOCAL=1 for a trial, DEBIAN="bookworm trixie"
+	$(BIN)/python deploy/release.py '$(VERSION)' $(if $(LOCAL),--local) $(DEBIAN:%=--debian %)
+
 deb: $(BUILDER) ## Build a Debian package for this machine into dist/
 	deploy/deb.sh $(BIN)/python dist
 
@@ -157,6 +162,10 @@ $(TOOLED): $(READY)
 # What builds a wheel, which needs neither Spark nor a browser.
 $(BUILDER): $(READY)
 	TITANIC_PURE=1 $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[build]'
+	@touch $@
+
+$(RELEASER): $(READY)
+	TITANIC_PURE=1 $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[release]'
 	@touch $@
 
 # Programs and headers that tests use, and the Debian packages that have them. Without them, and without the right to install them,

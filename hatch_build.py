@@ -8,13 +8,19 @@ editable install.
 
 What is compiled stays in build/ and is used again until a source changes. MYPYC_OPT_LEVEL (0 … 3) says how hard the C
 compiler tries; at 0 it needs half the time.
+
+The addresses in pyproject.toml become the project's URLs, and with a home page the links of README.md lead to it. Each
+wheel has an SBOM in .dist-info/sboms: what it contains besides Titanic, and what it requires.
 """
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
+import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -24,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 ROOT = Path(__file__).parent
 PACKAGES = ("broker", "titanic")
@@ -31,8 +38,32 @@ PACKAGES = ("broker", "titanic")
 LEVEL = os.environ.get("MYPYC_OPT_LEVEL", "2")
 
 
+class AddressHook(MetadataHookInterface):
+    """Fills in what depends on where the project is at home."""
+
+    def update(self, metadata: dict[str, Any]) -> None:
+        home, files = self.config["home-page"], self.config["files"]
+        addresses = {"Home page": home, "Issues": self.config["issues"], "Security": self.config["security-contact"]}
+        metadata["urls"] = {name: address for name, address in addresses.items() if address}
+        text = (ROOT / "README.md").read_text()
+        if home:
+            version = runpy.run_path(str(ROOT / "titanic/version.py"))["__version__"]
+            text = re.sub(
+                r"\]\((?![a-z]+:|#)([^)\s]+)\)",
+                lambda link: f"]({_address(files, home=home, version=version, path=link[1])})",
+                text,
+            )
+        metadata["readme"] = {"content-type": "text/markdown", "text": text}
+
+
+def _address(files: str, *, path: str, **parts: str) -> str:
+    """Where a file of the repository can be read; a picture as it is, not on a page."""
+    address = files.format(path=path, **parts)
+    return address.replace("/blob/", "/raw/") if path.endswith((".png", ".svg")) else address
+
+
 class CompileHook(BuildHookInterface[Any]):
-    """Adds the compiled modules to the wheel."""
+    """Adds the commit, and to a wheel the SBOM and the compiled modules."""
 
     def dependencies(self) -> list[str]:
         """What only a build needs that compiles. Titanic's own dependencies are among it for their types."""
@@ -43,17 +74,64 @@ class CompileHook(BuildHookInterface[Any]):
             return
         if (commit := _commit()) is not None:
             build_data["force_include"][str(commit)] = "titanic/commit.txt"
+        if self.target_name != "wheel":
+            return
+        sbom = ROOT / "build" / "titanic-queue.cdx.json"
+        sbom.parent.mkdir(exist_ok=True)
+        build_data["sbom_files"] = [str(sbom)]
         if obstacle := _obstacle():
             self.app.display_warning(f"titanic-queue is built as pure Python: {obstacle}")
+            sbom.write_text(self._bill(compiled=False))
             return
         done = subprocess.run([sys.executable, __file__], capture_output=True, text=True, check=False)
         if done.returncode:
             self.app.display_warning(f"{done.stdout}{done.stderr}\ntitanic-queue is built as pure Python: mypyc failed")
+            sbom.write_text(self._bill(compiled=False))
             return
+        sbom.write_text(self._bill(compiled=True))
         modules = _built()
         build_data["force_include"] |= {str(modules / path): str(path) for path in _libraries(modules)}
         build_data["pure_python"] = False
         build_data["infer_tag"] = True
+
+    def _bill(self, *, compiled: bool) -> str:
+        """The SBOM, in CycloneDX 1.7: the same for each build of a version."""
+        name, version = self.metadata.core.name, self.metadata.version
+        parts = [_required(one) for one in sorted(self.metadata.core.dependencies)]
+        if compiled:
+            from mypy.version import __version__ as mypy
+
+            part = {"type": "library", "bom-ref": "mypy", "name": "mypy", "version": mypy, "scope": "required"}
+            part |= {"description": "mypyc's run-time library, within the compiled modules"}
+            parts.append(part | {"purl": f"pkg:pypi/mypy@{mypy}", "licenses": [{"license": {"id": "MIT"}}]})
+        root = {
+            "type": "library",
+            "bom-ref": name,
+            "name": name,
+            "version": version,
+            "purl": f"pkg:pypi/{name}@{version}",
+        }
+        document = {
+            "bomFormat": "CycloneDX",
+            "specVersion": "1.7",
+            "version": 1,
+            "metadata": {
+                "component": root | {"licenses": [{"license": {"id": self.metadata.core.license_expression}}]}
+            },
+            "components": parts,
+            "dependencies": [{"ref": name, "dependsOn": [part["bom-ref"] for part in parts]}],
+        }
+        return json.dumps(document, indent=2) + "\n"
+
+
+def _required(requirement: str) -> dict[str, Any]:
+    """A component that is no part of the wheel, but must be there."""
+    name, bounds = re.fullmatch(r"([\w.-]+)\s*(.*)", requirement).groups()  # type: ignore[union-attr]
+    found = {"type": "library", "bom-ref": name, "name": name, "purl": f"pkg:pypi/{name}", "scope": "required"}
+    return found | {
+        "isExternal": True,
+        "versionRange": "vers:pypi/" + "|".join(sorted(bounds.split(","), reverse=True)),
+    }
 
 
 def _commit() -> Path | None:
@@ -140,6 +218,8 @@ def translate(folder: Path) -> list[Any]:
     for extension in extensions:
         # mypyc puts a _ before the names of attributes, and `_thread` becomes a word of C.
         extension.define_macros.append(("__thread", "attribute_thread"))
+        # What fails an assertion names its file: not that of the builder, so that builds in two folders are equal.
+        extension.extra_compile_args.append(f"-ffile-prefix-map={folder}=.")
     return extensions
 
 

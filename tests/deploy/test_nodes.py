@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import kubernetes_validate
 import psycopg
 import yaml
 from support.cli_titanic import CLEAN, here
@@ -105,6 +106,12 @@ def test_the_console_and_workers_in_kubernetes(tmp_path: Path) -> None:
         assert one["spec"]["selector"]["matchLabels"] == one["spec"]["template"]["metadata"]["labels"]
 
 
+def test_kubernetes_knows_every_field() -> None:
+    version = kubernetes_validate.latest_version()
+    for document in KUBERNETES:
+        kubernetes_validate.validate(document, version, strict=True)
+
+
 def test_kubernetes_sets_what_there_is(tmp_path: Path) -> None:
     kinds = [one["kind"] for one in KUBERNETES]
     nodes_alone = ["ConfigMap", "Service", "Service", "PodDisruptionBudget", "StatefulSet"]
@@ -138,6 +145,17 @@ def test_kubernetes_sets_what_there_is(tmp_path: Path) -> None:
     grace = template["spec"]["terminationGracePeriodSeconds"]
     assert container["lifecycle"]["preStop"]["exec"]["command"][:2] == ["titanic", "drain"]
     assert grace > int(container["lifecycle"]["preStop"]["exec"]["command"][-1])
+
+
+def test_the_unit_of_a_program() -> None:
+    """Its command is one of this version, and systemd waits longer for its tasks than it does."""
+    unit = (DEPLOY / "systemd/shop.service").read_text()
+    (command,) = re.findall(r"^ExecStart=\S+/titanic (.*)$", unit, re.MULTILINE)
+    shown = here("config", "show", "--json", "worker", *command.split()[2:])
+    assert shown.code == 0, shown.err
+    assert [shown.json[name]["source"] for name in ("processes", "jobs", "memory")] == ["command line"] * 3
+    (seconds,) = re.findall(r"^TimeoutStopSec=(\d+)$", unit, re.MULTILINE)
+    assert int(seconds) > float(shown.json["grace"]["value"])
 
 
 @needs_postgres

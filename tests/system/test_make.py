@@ -37,7 +37,7 @@ TARGETS = [
     "bench-web-load",
     "bench-spark",
 ]
-TARGETS += ["docs", "wheel", "deb", "clean"]
+TARGETS += ["docs", "wheel", "release", "deb", "clean"]
 
 PYTHON = """#!/bin/sh
 # Options: OLD, it is older than it must be; a file `bare`, it has no ensurepip.
