@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from support import torture
 from support.access_files import ALICE, BOB, AccessFiles
 from support.cli_titanic import here
+from support.nodes import cluster
+from support.ports import free_port
 from support.postgres import needs_postgres, shared_server
+from support.processes import SUPPORT, Process
 from support.serving import QUICK, config, serving
-from support.waiting import until
+from support.waiting import PATIENCE, until
 
 from broker import RemoteError, Worker
 from titanic import Client, Forbidden, InvalidRequest, Server, ServerConfig
@@ -347,3 +352,79 @@ def test_the_command_line(tmp_path: Path) -> None:
             assert here("retry", "--where", wrong, *at).code in (1, 2), wrong
         for options in (["--yes"], ["--where", "state=failed", "--all"], ["--rate", "1"]):
             assert here("retry", *options, *at).code == 2
+
+
+@needs_postgres
+def test_another_node_goes_on(tmp_path: Path) -> None:
+    with cluster(tmp_path, 2) as nodes:
+        first, second = nodes.clients
+        first.submit_many("mail", ["a"] * 60)
+        job = confirmed(first, first.redrive("close", state="waiting", rate=10))
+        until(lambda: now(second, job)["done"] > 0)
+        nodes[0].stop()
+        nodes.servers.pop(0)
+        job = reach(second, job, "done")
+        assert (job["done"], job["changed"]) == (60, 0)
+        assert not all_of(second, "mail", "waiting")
+
+
+@pytest.mark.torture(short=True)
+@pytest.mark.timeout(torture.MOST_SECONDS if torture.LONG else 300)
+def test_one_error_of_five_is_retried_beside_a_flood_and_over_a_kill(tmp_path: Path) -> None:
+    """50,000 failures in the long run, at 200 a second."""
+    each, rate = (10_000, 200) if torture.LONG else (60, 20)
+    endpoint, place = f"tcp://127.0.0.1:{free_port()}", tmp_path / "store"
+    fixed, stop = threading.Event(), threading.Event()
+
+    def start() -> Process:
+        return Process(SUPPORT / "server_process.py", "serve", endpoint, place, output=tmp_path / "server.out")
+
+    def work(frames: list[bytes]) -> list[bytes]:
+        if fixed.is_set():
+            return frames
+        raise RemoteError(500, frames[0].decode(), [])
+
+    def flood() -> None:
+        with Client(endpoint, timeout=PATIENCE) as own:
+            for _ in range(1000 if torture.LONG else 10):
+                if not stop.is_set():
+                    own.submit_batch("loud", [b"loud"] * 100, max_attempts=1)
+
+    process = start()
+    flooding = threading.Thread(target=flood)
+    try:
+        with ExitStack() as stack:
+            client = stack.enter_context(Client(endpoint, timeout=PATIENCE))
+            flooding.start()
+            for service in ("mail", "loud"):
+                stack.enter_context(Worker(service, work, endpoint, jobs=4, config=QUICK))
+            bodies = [f"{error} {n}" for n in range(each) for error in ("one", "two", "three", "four", "five")]
+            client.submit_many("mail", bodies, max_attempts=1)
+
+            def counts() -> dict[str, int]:
+                groups = client.facts(of=["mail"], failures=True).get("failures", [])
+                return {one["text"]: one["failed"] for one in groups if one["service"] == "mail"}
+
+            until(lambda: sum(counts().values()) == 5 * each, 1200, every=0.2)
+            assert counts() == dict.fromkeys(("one …", "two …", "three …", "four …", "five …"), each)
+            fixed.set()
+            job = reach(client, client.redrive("retry", service="mail", error="three …", rate=rate), "counted")
+            assert job["counted"] == each
+            client.change_redrive(job["id"], "confirm", each)
+            begun, before = time.monotonic(), now(client, job)["done"]
+            until(lambda: now(client, job)["done"] > each // 2, 600)
+            speed = (now(client, job)["done"] - before) / (time.monotonic() - begun)
+            stop.set()
+            flooding.join()
+            process.kill()
+            process = start()
+            job = reach(client, job, "done")
+            assert (job["done"], job["changed"]) == (each, 0)
+            until(lambda: client.list(service="mail", state="waiting")[0] == [], 600)
+            until(lambda: len(all_of(client, "mail", "done")) == each, 600)
+            assert len(all_of(client, "mail", "failed")) == 4 * each
+        torture.figures.append(f"a job with a rate of {rate} retried {speed:.1f} a second")
+        assert abs(speed / rate - 1) < 0.05 or not torture.LONG
+    finally:
+        stop.set()
+        process.kill()
