@@ -201,6 +201,7 @@ def _state() -> str:
 
 def translate(folder: Path) -> list[Any]:
     """Extensions of C, made of the modules in a folder. Exits when mypy finds an error."""
+    import mypyc
     from mypyc.build import mypycify
 
     os.chdir(ROOT)  # the modules' names follow from their paths
@@ -218,8 +219,9 @@ def translate(folder: Path) -> list[Any]:
     for extension in extensions:
         # mypyc puts a _ before the names of attributes, and `_thread` becomes a word of C.
         extension.define_macros.append(("__thread", "attribute_thread"))
-        # What fails an assertion names its file: not that of the builder, so that builds in two folders are equal.
-        extension.extra_compile_args.append(f"-ffile-prefix-map={folder}=.")
+        # What fails an assertion names its file: without the builder's folders, so that all builds are equal.
+        for place in (folder, Path(mypyc.__file__).parent):
+            extension.extra_compile_args.append(f"-ffile-prefix-map={place}=.")
     return extensions
 
 

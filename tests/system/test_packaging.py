@@ -139,3 +139,4 @@ def test_its_libraries_name_no_folder_of_the_builder(wheel: ZipFile, tmp_path: P
             )
             assert "NEEDED" in said.stdout
             assert not re.search(r"RUNPATH|RPATH|\.symtab|\.debug", said.stdout)
+            assert str(ROOT).encode() not in wheel.read(name)
