@@ -37,6 +37,9 @@ POLL_INTERVAL = 2.0
 LONGEST = 60.0
 """Seconds of a wait, however low a rate is."""
 
+DAMAGED = "a record of the store is damaged; ask the administrator to run titanic check"
+"""Why a job ends. It does not say which record: that may be another user's."""
+
 PAUSE = 1.0
 """Seconds until it is tried again when it could not be done."""
 
@@ -93,7 +96,11 @@ class Redriver:
         self._turns = {job.id: self._turns.get(job.id) or Turn(job) for job in jobs}
         for job in jobs:
             turn = self._turns[job.id]
-            waits.append(self._count(job, turn) if job.state == "counting" else self._act(job, turn))
+            try:
+                waits.append(self._count(job, turn) if job.state == "counting" else self._act(job, turn))
+            except RecordCorrupt as error:
+                log.warning("job %s ends: %s", job.id.hex(), error)
+                self._commit(RedriveWrite(self._context, self._store.facts_room, job, fault=DAMAGED))
         return min(waits, default=None)
 
     def _may_run(self, transaction: ReadTransaction, job: RedriveJob) -> bool:
@@ -124,7 +131,7 @@ class Redriver:
             if not most:
                 return max(0.001, turn.paid + 1 / rate - now)
             turn.paid += most / rate
-        write = RedriveWrite(self._context, self._store.facts_room, job, FoundMatches([], None), most)
+        write = RedriveWrite(self._context, self._store.facts_room, job, most=most)
         self._commit(write)
         if write.job is None or write.job.reason:
             return PAUSE
@@ -146,13 +153,26 @@ class JobAsk:
         self.body: Frames = []
 
 
+NONE = FoundMatches([], None)
+
+
 class RedriveWrite(AdminWrite):
     """A step of a job, as one `Write`: store what was counted, or retry or close the next requests; and its place."""
 
-    def __init__(self, context: ServiceContext, room: int, job: RedriveJob, found: FoundMatches, most: int = 0) -> None:
-        """`room`: of all facts. `found`: while it counts. `most`: the requests to act on at most."""
+    def __init__(
+        self,
+        context: ServiceContext,
+        room: int,
+        job: RedriveJob,
+        found: FoundMatches = NONE,
+        most: int = 0,
+        *,
+        fault: str = "",
+    ) -> None:
+        """`room`: of all facts. `found`: while it counts. `most`: the requests to act on at most. `fault`: why to end
+        the job."""
         super().__init__(context, [], most, shared=context.host.shares)
-        self._job, self._found = job, found
+        self._job, self._found, self._fault = job, found, fault
         self._room = min(redrive.MAX_COUNTED, room // redrive.ROOM_SHARE // 17)
         self.job: RedriveJob | None = None
         """The job after it; None: nothing was done, because it was changed meanwhile, or the store failed."""
@@ -171,7 +191,7 @@ class RedriveWrite(AdminWrite):
         (job,) = jobs
         user = redrive.user_of(job, self._context.host)
         job.node, job.reason = self._context.host.incarnation(), ""
-        if (fault := redrive.lacks_for(user, job.options)) is not None:
+        if fault := self._fault or redrive.lacks_for(user, job.options):
             self._acts += job.finish(transaction, now_us, "stopped", fault)
         elif job.state == "counting":
             others = [one for one in redrive.read_jobs(transaction) if not one.ended_at]

@@ -271,6 +271,19 @@ def test_a_low_rate_delays_no_other_job(client: Client) -> None:
     reach(client, client.redrive("close", key="none"), "done")
 
 
+def test_a_damaged_record_ends_only_its_job(tmp_path: Path) -> None:
+    with serving(tmp_path) as server, Client(server.endpoints[0], timeout=60) as client:
+        uuid = client.submit("mail", "a body")
+        with server.store.write() as transaction:
+            record = bytearray(transaction.raw.get(bytes.fromhex(uuid), db=transaction.db.requests))
+            record[-1] ^= 1
+            transaction.raw.put(bytes.fromhex(uuid), bytes(record), db=transaction.db.requests)
+        job = reach(client, client.redrive("close", state="waiting", body="a"), "stopped")
+        assert job["reason"] == redriver.DAMAGED
+        reach(client, client.redrive("close", uuids=client.submit_many("mail", ["a"])), "done")
+        client.close(uuid)
+
+
 def test_a_message_that_is_sent_again_starts_no_second_job(client: Client) -> None:
     options = {"do": "redrive", "start": "close", "state": "done", "job": "5" * 32}
     for _ in range(2):
