@@ -76,6 +76,7 @@ async def requests(request: Request) -> Response:
         states=STATES,
         ages=AGE_LABELS,
         names=await _service_names(request),
+        suggested=SUGGESTED,
         rows=rows,
         begins=_begins(rows),
         bodies="shown" if asked else "",
@@ -107,13 +108,13 @@ def _begins(rows: Sequence[RequestInfo]) -> dict[str, str]:
 
 
 async def _service_names(request: Request) -> list[str]:
-    """The service names to suggest; none for visitors that may not see them."""
+    """The service names; none for visitors that may not see them."""
     try:
         sample = await app_state(request).stats_poller.sample(visitor_of(request))
     except TitanicError:
         return []
     names = {*sample.stats["services"], *(sample.workers or ())}
-    return sorted(name for name in names if not is_internal(name))[:SUGGESTED]
+    return sorted(name for name in names if not is_internal(name))
 
 
 ERROR = "titanic:error="

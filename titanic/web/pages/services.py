@@ -325,7 +325,7 @@ def _charts(facts: FactsInfo, figures: ServiceFacts, left: int, now: float) -> l
     ]
     return [
         ("Unfinished requests", chart("Unfinished requests", [Line("unfinished", unfinished(series, left))], number)),
-        ("Done and failed per second", chart("Per second", rates, rate)),
+        ("Ended per second", chart("Per second", rates, rate)),
         *latency_charts(series),
     ]
 

@@ -22,6 +22,7 @@ from titanic import Client, Server, UnknownRequest, current
 from titanic.client.flows import step_key
 from titanic.protocol.answers import RequestInfo
 from titanic.schedules.scheduler import pause_schedule
+from titanic.web.pages import requests
 from titanic.web.pages.requests import MAX_DEPTH, MAX_FRAMES, dump, preview, preview_body, timeline
 
 UNKNOWN = "01a1fdd40f82747ea223cfe554e7afbc"
@@ -207,7 +208,10 @@ def test_a_request_is_found_by_its_uuid_or_its_key(http: httpx.Client, client: C
     assert http.get("/find").status_code == 200
 
 
-def test_a_search_finds_services_errors_and_keys(http: httpx.Client, client: Client, lived: Lived) -> None:
+def test_a_search_finds_services_errors_and_keys(
+    http: httpx.Client, client: Client, lived: Lived, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests, "SUGGESTED", 1)
     failed = lived.failed("OutOfStock: 3 left")
     keyed = client.submit("stock.count", b"x", key="of stock 7")
     answer = http.get("/find", params={"q": "STOCK"})
