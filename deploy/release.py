@@ -23,6 +23,7 @@ import tarfile
 import time
 import tomllib
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 from zipfile import ZipFile
@@ -119,7 +120,10 @@ def builders(releases: list[str]) -> Iterator[Builder]:
     for minor in range(11, 30):
         if (python := shutil.which(f"python3.{minor}")) and f"(3, {minor})" not in known:
             header = "import sysconfig; print(sysconfig.get_path('include'))"
-            if Path(run(python, "-c", header), "Python.h").exists():
+            headers = Path()
+            with suppress(Refused):  # of pyenv, which has the name but not this version
+                headers = Path(run(python, "-c", header))
+            if (headers / "Python.h").exists():
                 yield Builder(f"python3.{minor}", python)
 
 

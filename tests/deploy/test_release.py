@@ -126,6 +126,20 @@ def test_a_wheel_says_where_it_comes_from_and_what_it_has(
         release.check_bill(tmp_path / wheel.name, Path(sys.executable).parent, version)
 
 
+def test_pythons_that_cannot_build_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that are only a name, as of pyenv, and those without headers."""
+    for name, script in (
+        ("python3.12", "exit 127"),
+        ("python3.13", "echo /nowhere"),
+        ("python3.14", f"echo {tmp_path}"),
+    ):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "Python.h").touch()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert [one.name for one in tool(ROOT).builders([])] == ["python3.14"]
+
+
 @pytest.mark.torture
 @pytest.mark.timeout(1800)
 def test_a_release(source: Path) -> None:
