@@ -184,7 +184,7 @@ def run(lines: list[str], folder: Path) -> list[tuple[int, str, str]]:
         text=True,
         cwd=folder,
         env=env,
-        timeout=100,
+        timeout=400,
         check=False,
     )
     assert done.returncode == 0, done.stderr
