@@ -45,7 +45,7 @@ trap 'kill $worker $server; wait' EXIT
 """A first request and its reply, by what is installed."""
 
 
-class Refused(Exception):
+class ReleaseRefused(Exception):
     """There is no release, and why."""
 
 
@@ -57,7 +57,7 @@ class Builder(NamedTuple):
     root: Path | None = None
 
     def run(self, *command: str | Path, folder: Path, **env: str) -> str:
-        """Run a command in a folder, both by their paths on this machine; its output. Raises Refused."""
+        """Run a command in a folder, both by their paths on this machine; its output. Raises ReleaseRefused."""
         words = [str(word) for word in command]
         if self.root is not None:
             begin = f"{self.root}/"
@@ -75,26 +75,26 @@ class Builder(NamedTuple):
 
 
 def run(*command: str | Path, folder: Path = ROOT, **env: str) -> str:
-    """Run a command; its output. Raises Refused with what it said."""
+    """Run a command; its output. Raises ReleaseRefused with what it said."""
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=os.environ | env)
     if done.returncode:
-        raise Refused(f"{' '.join(map(str, command))} failed:\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
+        raise ReleaseRefused(f"{' '.join(map(str, command))} failed:\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
     return done.stdout.strip()
 
 
 def check(version: str, *, local: bool) -> None:
     """Refuse what cannot be released."""
     if re.fullmatch(r"(0|[1-9]\d*)(\.(0|[1-9]\d*)){2}", version) is None:
-        raise Refused(f"{version!r} is not a version; write MAJOR.MINOR.PATCH, as in VERSION=1.2.3")
+        raise ReleaseRefused(f"{version!r} is not a version; write MAJOR.MINOR.PATCH, as in VERSION=1.2.3")
     if changed := run("git", "status", "--porcelain"):
-        raise Refused(f"there are changes that are not committed:\n{changed}")
+        raise ReleaseRefused(f"there are changes that are not committed:\n{changed}")
     if run("git", "tag", "--list", f"v{version}") or f"\n## {version} (2" in (ROOT / "CHANGELOG.md").read_text():
-        raise Refused(f"version {version} is there already; choose a higher one")
+        raise ReleaseRefused(f"version {version} is there already; choose a higher one")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     addresses = project["tool"]["hatch"]["metadata"]["hooks"]["custom"]
     if missing := [name for name, address in addresses.items() if not address and not local]:
         where = "[tool.hatch.metadata.hooks.custom] of pyproject.toml"
-        raise Refused(f"{', '.join(missing)}: empty in {where}; fill in, or make a trial build with LOCAL=1")
+        raise ReleaseRefused(f"{', '.join(missing)}: empty in {where}; fill in, or make a trial build with LOCAL=1")
 
 
 def cut(tree: Path, version: str) -> None:
@@ -103,7 +103,7 @@ def cut(tree: Path, version: str) -> None:
     heading = f"## {version} ({time.strftime('%Y-%m-%d')})"
     text, count = re.subn(r"^## .*\(unreleased\)$", heading, changes.read_text(), count=1, flags=re.MULTILINE)
     if not count:
-        raise Refused("CHANGELOG.md has no section '## VERSION (unreleased)'; add one with what has changed")
+        raise ReleaseRefused("CHANGELOG.md has no section '## VERSION (unreleased)'; add one with what has changed")
     changes.write_text(text)
     place.write_text(re.sub(r'(?<=^__version__ = )".*"', f'"{version}"', place.read_text(), flags=re.MULTILINE))
     run("git", "commit", "--quiet", "--all", "--message", f"Version {version}", folder=tree)
@@ -121,7 +121,7 @@ def builders(releases: list[str]) -> Iterator[Builder]:
         if (python := shutil.which(f"python3.{minor}")) and f"(3, {minor})" not in known:
             header = "import sysconfig; print(sysconfig.get_path('include'))"
             headers = Path()
-            with suppress(Refused):  # of pyenv, which has the name but not this version
+            with suppress(ReleaseRefused):  # of pyenv, which has the name but not this version
                 headers = Path(run(python, "-c", header))
             if (headers / "Python.h").exists():
                 yield Builder(f"python3.{minor}", python)
@@ -132,7 +132,9 @@ def debian(release: str) -> Path:
     root = ROOT / "build" / "debian" / release
     if not root.exists():
         if os.geteuid() or shutil.which("debootstrap") is None:
-            raise Refused(f"{release}: this needs root and debootstrap; DEBIAN= builds only for this machine's Pythons")
+            raise ReleaseRefused(
+                f"{release}: this needs root and debootstrap; DEBIAN= builds only for this machine's Pythons"
+            )
         new = root.with_suffix(".new")
         shutil.rmtree(new, ignore_errors=True)
         # From where this system's packages come.
@@ -163,14 +165,14 @@ def build(builder: Builder, source: Path, *, pure: bool = False) -> Path:
         wheels += (work / f"{name}.out").iterdir()
     if not pure:
         if "-none-any" in wheels[0].name:
-            raise Refused(f"{builder.name}: nothing was compiled; see what hatch_build.py needs")
+            raise ReleaseRefused(f"{builder.name}: nothing was compiled; see what hatch_build.py needs")
         for wheel in wheels:
             command = (sys.executable, "-m", "auditwheel", "repair", "--plat", "auto", wheel)
             path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
             run(*command, "--wheel-dir", wheel.parent / "all", PATH=path)
         wheels = [next((wheel.parent / "all").iterdir()) for wheel in wheels]
     if digest(wheels[0]) != digest(wheels[1]):
-        raise Refused(f"two builds differ: {wheels[0]} and {wheels[1]}")
+        raise ReleaseRefused(f"two builds differ: {wheels[0]} and {wheels[1]}")
     if builder.root is not None:
         release = re.findall(r'^VERSION_ID="?(\d+)', (builder.root / "etc/os-release").read_text(), re.MULTILINE)
         builder.run(tree / "deploy/deb.sh", tools / "python", work / "deb", f"1~deb{release[0]}", folder=tree)
@@ -193,7 +195,7 @@ def attempt(builder: Builder, wheel: Path, version: str, commit: str) -> Path:
     titanic = json.loads(builder.run(installed / "titanic", "version", "--json", folder=work))
     wanted = {"version": version, "commit": commit[:12], "build": "pure" if "-none-any" in wheel.name else "compiled"}
     if wanted != (said := {name: titanic[name] for name in wanted}):
-        raise Refused(f"{wheel.name}: it must be {wanted}, and says {said}")
+        raise ReleaseRefused(f"{wheel.name}: it must be {wanted}, and says {said}")
     command = ("sh", "-c", f"PATH={installed}:$PATH\n{TRY}")
     builder.run(*command, folder=work)
     print(f"{wheel.name}: {time.monotonic() - began:.0f} s to the first reply on Python {titanic['python']}")
@@ -210,7 +212,7 @@ def check_bill(wheel: Path, installed: Path, version: str) -> None:
         (name,) = [name for name in file.namelist() if name.endswith(".cdx.json")]
         text = file.read(name).decode()
     if fault := JsonStrictValidator(SchemaVersion.V1_7).validate_str(text):
-        raise Refused(f"{wheel.name}: {name} is no CycloneDX 1.7: {fault}")
+        raise ReleaseRefused(f"{wheel.name}: {name} is no CycloneDX 1.7: {fault}")
     target = DIST / f"titanic-queue-{version}.cdx.json"
     options = ("environment", "--output-reproducible", "--output-file", target)
     run(sys.executable, "-m", "cyclonedx_py", *options, installed / "python")
@@ -220,7 +222,7 @@ def check_bill(wheel: Path, installed: Path, version: str) -> None:
         if bounds := part.get("versionRange", "").removeprefix("vers:pypi/").replace("|", ","):
             found = there.get(plain(part["name"]))
             if found is None or found not in SpecifierSet(bounds):
-                raise Refused(f"{wheel.name}: the SBOM requires {part['name']} {bounds}; installed is {found}")
+                raise ReleaseRefused(f"{wheel.name}: the SBOM requires {part['name']} {bounds}; installed is {found}")
 
 
 def plain(name: str) -> str:
@@ -228,7 +230,7 @@ def plain(name: str) -> str:
 
 
 def release(version: str, releases: list[str], *, local: bool) -> None:
-    """Build all, and check it. Raises Refused."""
+    """Build all, and check it. Raises ReleaseRefused."""
     check(version, local=local)
     tree = WORK / "tree"
     run("git", "worktree", "prune")
@@ -271,7 +273,7 @@ def main() -> None:
     given = parser.parse_args()
     try:
         release(given.version, given.debian, local=given.local)
-    except Refused as refused:
+    except ReleaseRefused as refused:
         sys.exit(f"release: {refused}")
 
 

@@ -122,7 +122,7 @@ def test_a_wheel_says_where_it_comes_from_and_what_it_has(
     with ZipFile(wheel) as old, ZipFile(tmp_path / wheel.name, "w") as new:
         for one in old.infolist():
             new.writestr(one, old.read(one).replace(b"vers:pypi/>=3|<4", b"vers:pypi/>=2|<3"))
-    with pytest.raises(release.Refused, match=r"the SBOM requires lmdb >=2,<3; installed is 3\."):
+    with pytest.raises(release.ReleaseRefused, match=r"the SBOM requires lmdb >=2,<3; installed is 3\."):
         release.check_bill(tmp_path / wheel.name, Path(sys.executable).parent, version)
 
 

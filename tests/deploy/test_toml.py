@@ -47,6 +47,7 @@ def test_with_all_of_it_set_it_is_right(tmp_path: Path) -> None:
     path = tmp_path / "titanic.toml"
     (tmp_path / "access.toml").write_text("[users.shop]\n")
     all_of_it = COMMENTED.sub(r"\1", FILE.read_text()).replace("/etc/titanic/access", f"{tmp_path}/access")
+    all_of_it = all_of_it.replace("login-from = []", 'login-from = ["127.0.0.1"]')
     path.write_text(all_of_it)
     (fault,) = here("config", "check", path).err.splitlines()
     assert "bind is for the integrated broker; broker names another one; leave one out" in fault
