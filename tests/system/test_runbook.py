@@ -33,7 +33,7 @@ def test_every_alert_has_its_entry() -> None:
 def test_the_commands_work() -> None:
     assert len(COMMANDS) > 50
     with machine(*WEB) as here:
-        variables = "SERVICE=broken UNIT=titanic PID=1 UUID="
+        variables = "SERVICE=broken UNIT=titanic PID=1 ERROR='the command exited with 1' UUID="
         for command in COMMANDS:
             line = WITHOUT_NETWORK.get(command, command)
             done = here.run("sh", "-c", f"cd /root; export {variables}\n{line}")
