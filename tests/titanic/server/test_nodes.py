@@ -22,7 +22,7 @@ from support.serving import QUICK
 from support.store_facts import accept_all
 from support.waiting import until
 
-from broker import RemoteError, Worker
+from broker import BrokerConfig, RemoteError, Worker
 from broker.core.mdp import error_body
 from titanic import Client, Server
 from titanic.errors import OutcomeUnknown, Refused, StoreTooNew, StoreTooOld
@@ -284,8 +284,10 @@ def test_a_limit_of_running_requests_counts_what_is_closed_until_its_worker_is_d
 
 
 def test_a_rolling_stop_executes_everything_once_and_waits_for_no_lease(cluster: Cluster) -> None:
-    """Leases are long: what a node has claimed is free at once when it stops."""
-    nodes = [cluster.node(grace=30.0) for _ in range(3)]
+    """Leases are long: what a node has claimed is free at once when it stops. It waits for its workers: these know no
+    other node with which they could go on."""
+    wire = BrokerConfig(heartbeat_interval=0.5, liveness=60, worker_return=0.0)
+    nodes = [cluster.node(grace=30.0, wire=wire) for _ in range(3)]
     for name, node in enumerate(nodes):
         cluster.worker(node, "x", echo, str(name))
     uuids = []
