@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Collection, Sequence
 from itertools import chain
 from typing import Protocol
@@ -54,7 +55,8 @@ class Fetching(Protocol):
         something has happened."""
 
     def hold(self, uuid: bytes) -> bool:
-        """Keep a request from being sent until `release`; False: it is in flight. Any thread may call it."""
+        """Keep a request from being sent until it was released as often as held; False: it is in flight. Any thread may
+        call it."""
 
     def release(self, uuids: Collection[bytes]) -> None:
         """Send these again, as the store has them from now on."""
@@ -75,7 +77,7 @@ class LocalFetch:
         self._store = store
         self._core = core
         self._dispatcher = dispatcher
-        self._held: set[bytes] = set()
+        self._held: Counter[bytes] = Counter()
         self._reading = threading.Lock()
         """Whoever holds a request finds it in flight, or its reading sees that it is held."""
         self._clock = ClockJumps()
@@ -105,12 +107,13 @@ class LocalFetch:
         with self._reading:
             if uuid in self._core.flights:
                 return False
-            self._held.add(uuid)
+            self._held[uuid] += 1
             return True
 
     def release(self, uuids: Collection[bytes]) -> None:
         """Called in the loop's thread: what was read before is in flight by now, or was left out."""
-        self._held.difference_update(uuids)
+        with self._reading:
+            self._held -= Counter(uuids)
 
     def given_back(self, uuid: bytes) -> None:
         """Nothing: it was in the queue all the time."""

@@ -69,8 +69,9 @@ class AdminWrite:
         self._shared = shared
         self._most = most
         self._asks = asks
-        self._held: dict[bytes, bytes] = {}
-        """Requests that the dispatcher holds, with their services: also those of an attempt that was given up."""
+        self._held: list[tuple[bytes, bytes]] = []
+        """Requests that the dispatcher holds, with their services, each as often as it holds them: also those of an
+        attempt that was given up."""
         self._begin()
 
     def _begin(self) -> None:
@@ -155,8 +156,7 @@ class AdminWrite:
             return []
         else:
             parts = [AdminWrite(self._context, self._asks, self._most // 4, shared=self._shared)]
-        for part in parts:
-            part._held |= self._held
+        parts[0]._held = self._held
         return parts
 
     def _obey(
@@ -246,7 +246,7 @@ class AdminWrite:
         changed = None
         running = self._shared and uuid in self._running(transaction, [uuid])
         if not running and self._context.dispatcher.hold(uuid):
-            self._held[uuid] = row.service
+            self._held.append((uuid, row.service))
             changed = transaction.change(uuid, now_us, priority=priority, due=due, body=body)
         if changed is None:
             return {"done": 0, "state": "running"}
@@ -323,8 +323,8 @@ class AdminWrite:
         self._context.send_answers(self._answers)
 
     def _release(self) -> None:
-        services = {*self._returned, *self._held.values()}
-        self._context.dispatcher.post(Returned(services, [*self._held]))
+        services = {*self._returned, *(service for _, service in self._held)}
+        self._context.dispatcher.post(Returned(services, [uuid for uuid, _ in self._held]))
 
     def failed(self, error: StoreError) -> None:
         if self._held:

@@ -16,6 +16,7 @@ from titanic.dispatch.dispatcher import Dispatcher
 from titanic.dispatch.maintenance import PAUSE_US, STEP, MaintenanceWrite
 from titanic.dispatch.outcomes import OutcomeWrite
 from titanic.errors import StoreFailed
+from titanic.services.ask import Returned
 from titanic.services.reader import Reader
 from titanic.store import MIN_CAPACITY, NewRequest, Status, Store
 from titanic.util.clock import wall_us
@@ -93,6 +94,22 @@ def test_what_was_closed_is_not_wanted_any_more_before_a_broker_is_found_dead(st
     rounds.next()
     assert rounds.transport.told == [f"recall {send.uuid.hex()}", "deliver"]
     rounds.dispatcher.loop.stop()
+
+
+def test_a_request_that_two_changes_hold_is_sent_after_both(store: Store) -> None:
+    """The second one may not be committed yet when the first one is."""
+    rounds = Rounds(store, {b"echo": 1}, b"x")
+    dispatcher = rounds.dispatcher
+    with store.read() as transaction:
+        (row,) = transaction.select()
+    assert [dispatcher.hold(row.uuid) for _ in range(2)] == [True, True]
+    for _ in range(2):
+        assert rounds.next() == []
+        dispatcher._take(Returned([b"echo"], [row.uuid]))
+        dispatcher.core.present(b"echo", 1, 0.0)
+    assert rounds.next() == [b"echo"]
+    assert not dispatcher.hold(row.uuid)
+    dispatcher.loop.stop()
 
 
 def test_times_are_in_order_however_long_a_round_or_a_commit_waits(store: Store) -> None:
