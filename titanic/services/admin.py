@@ -186,10 +186,12 @@ class AdminWrite:
         transaction.prefetch(list(uuids))
         act = self._retry if isinstance(options, RetryAction) else self._purge
         tally = Tally()
-        done = sum(act(transaction, uuid, now_us, ask, tally) for uuid in uuids)
-        if tally.count:
-            name = "retry" if isinstance(options, RetryAction) else "purge"
-            self._acts.append(tally.act(self._context.origin(ask), name))
+        try:
+            done = sum(act(transaction, uuid, now_us, ask, tally) for uuid in uuids)
+        finally:  # those before a limit or a full store are done
+            if tally.count:
+                name = "retry" if isinstance(options, RetryAction) else "purge"
+                self._acts.append(tally.act(self._context.origin(ask), name))
         return {"done": done, "next": following.hex() if following else None}
 
     def _drain(self, transaction: WriteTransaction, options: DrainAction) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from support.store_facts import state_of
 from support.torture import seeds
 
 from broker import NOBODY, Permission, Reach, User, UserLimits
+from titanic.facts.audit import ACTS
 from titanic.protocol import tsp
 from titanic.protocol.tsp import Frames
 from titanic.services import list_requests
@@ -385,6 +386,15 @@ def test_what_is_retried_counts_against_the_limit(desk: Desk) -> None:
     with desk.store.read() as transaction:
         assert transaction.load(b"small").waiting == 2
     assert administer(desk, ROOT, do="retry") == 1
+
+
+def test_the_audit_has_what_was_retried_before_the_limit(desk: Desk) -> None:
+    user = User("small", MAIL, read=Reach.ALL, limits=UserLimits(waiting=1))
+    for one in (SHOP, user, user):
+        end(desk, submit(desk, one)[1], Status.FAILED)
+    assert desk.ask(tsp.ADMIN, [b'{"do": "retry"}'], user=user)[0][0].startswith(b"500 user full")
+    with desk.store.read() as transaction:
+        assert len(transaction.facts(ACTS)) == 1
 
 
 # -- what must not be told ---------------------------------------------------------------------------------------
