@@ -14,7 +14,7 @@ from support.waiting import until
 
 from titanic.errors import StoreFailed, WriteConflict
 from titanic.protocol import tsp
-from titanic.store import Archivist, CloseResult, LeaseConfig, NewRequest, NodeFacts, State, Status
+from titanic.store import Archivist, CloseResult, LeaseConfig, NewRequest, NodeFacts, Place, State, Status
 from titanic.store.postgres.store import PostgresStore
 from titanic.store.postgres.tools import check
 from titanic.store.postgres.transaction import PostgresReading
@@ -297,6 +297,19 @@ def test_what_is_due_again_was_not_where_it_was(nodes):
     with one.write() as txn:
         assert txn.promote(NOW + 1) == [(b"x", 1)]
     assert finish(one, b) == [True]
+
+
+def test_another_node_has_changed_the_body_of_a_request_that_was_claimed_before(nodes):
+    one, other = nodes
+    (uuid,) = claimed(one, 1, owner=b"eve")
+    with one.write() as txn:
+        txn.release(ME, [Place(b"x", 9 - new().priority, uuid)])
+    with other.write() as txn:
+        assert txn.change(uuid, NOW, body=[b"body" * 1000]) is not None
+    with pytest.raises(WriteConflict):
+        close(one, uuid)
+    assert close(one, uuid) == [CloseResult(b"x", State.WAITING)]
+    assert check(one) == []
 
 
 @pytest.mark.parametrize("changes", [{"priority": 9}, {"due": NOW + 10}, {"priority": 0, "due": NOW + 10}])

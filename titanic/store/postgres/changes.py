@@ -75,7 +75,7 @@ WHERE f.key = ANY(%s::bytea[]) AND f.key = g.key"""
 
 _DROP_HISTORY = "DELETE FROM facts WHERE key >= %s AND key < %s"
 
-_LOCK = "SELECT 1 FROM request WHERE uuid = ANY(%s::uuid[]) ORDER BY uuid FOR UPDATE"
+_LOCK = "SELECT body_frames + body_bytes AS size FROM request WHERE uuid = ANY(%s::uuid[]) ORDER BY uuid FOR UPDATE"
 
 _DELETE_READY = """
 DELETE FROM ready AS r USING unnest(%s::uuid[], %s::bytea[], %s::bigint[]) AS gone (uuid, service, rank)
@@ -197,9 +197,10 @@ _AFTER_LOCKS = " AND (SELECT count(*) FROM locked) > 0"
 _COUNTED = " RETURNING 1"
 """At the end of what deletes rows of requests that are relied on: first they are locked."""
 
-_DELETED = ("locked", "from_ready", "from_expiring", "from_later", "from_reply", "gone")
-_AS_HOPED = " + (SELECT 0 / (count(*) = %s)::integer FROM ({}) AS there)"
-"""Fails, by a division by zero, unless all rows were there that were to be locked and deleted."""
+_DELETED = ("from_ready", "from_expiring", "from_later", "from_reply", "gone")
+_AS_HOPED = " + (SELECT 0 / (count(*) = %s AND sum(size) = %s)::integer FROM ({}) AS there)"
+"""Fails, by a division by zero, unless all rows were there that were to be locked and deleted, and the bodies of the
+requests had these sizes: another node may have changed one."""
 
 _FORGOTTEN = f" - (SELECT coalesce(sum({KEY} + {SIZE} * requests), 0)::bigint FROM forgotten)"
 
@@ -233,8 +234,8 @@ class Changes:
 
     def __init__(self) -> None:
         self.touched: set[bytes] = set()
-        self.relied: set[bytes] = set()
-        """Those of them that were neither verified nor locked since they were read."""
+        self.relied: dict[bytes, int] = {}
+        """Those of them that were neither verified nor locked since they were read, with the sizes of their bodies."""
         self.requests: list[RequestRow] = []
         self.ready: list[ReadyColumns] = []
         self.later: list[LaterRow] = []
@@ -428,7 +429,7 @@ class Changes:
                 self._not_replies,
                 self._gone,
             )
-            given.append(len(self.relied) + sum(map(len, gone)))
+            given += (len(self.relied) + sum(map(len, gone)), sum(self.relied.values()))
         found = [Statement(_joined(tuple(parts)), [*given, shard])]
         if self.agreement is not None:
             before, now = self.agreement
@@ -455,7 +456,8 @@ def _joined(parts: tuple[tuple[str, str], ...]) -> str:
     forgotten = _FORGOTTEN if "forgotten" in names else ""
     hoped = ""
     if "locked" in names:
-        hoped = _AS_HOPED.format(" UNION ALL ".join(f"SELECT 1 FROM {name}" for name in names if name in _DELETED))
+        deleted = [f"SELECT 0 FROM {name}" for name in names if name in _DELETED]
+        hoped = _AS_HOPED.format(" UNION ALL ".join(["SELECT size FROM locked", *deleted]))
     counted = _COUNT_USAGE.format(forgotten, hoped)
     return f"WITH {commons} {counted}" if commons else counted
 

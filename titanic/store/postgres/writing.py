@@ -195,7 +195,7 @@ class PostgresWriting(SnapshotReader):
         one = self.seen[uuid]
         if uuid in self.relied:
             if one is not None and (event is None or (one.state, event) in TRANSITIONS):
-                self.changes.relied.add(uuid)
+                self.changes.relied[uuid] = one.body_frames + one.body_bytes
                 return one
             one = self.snapshot(uuid)
         return one if one is None or event is None or (one.state, event) in TRANSITIONS else None
@@ -278,7 +278,7 @@ class PostgresWriting(SnapshotReader):
         if written:
             ((used,),) = cursors[0].fetchall()
             self._used = used - changes.dropped_bytes
-            self.relied -= changes.relied
+            self.relied -= changes.relied.keys()
 
     def _exchange_last(self, statements: Sequence[Statement]) -> list[Cursor[Row]]:
         """`exchange` of what ends with a commit."""
