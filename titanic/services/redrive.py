@@ -177,6 +177,8 @@ def apply(
     if known and options.start is not None:  # the message was sent again
         return known[0].document(), acts
     if options.start is not None:
+        if transaction.facts(JOBS + id):
+            raise ValueError(f"job {options.job} belongs to another user; start one with another id")
         document = b"" if user is None else user.to_json()
         job = RedriveJob(id=id, options=options, origin=origin, user=document, moment=now_us)
         _start(transaction, job, user)

@@ -119,7 +119,11 @@ class Redriver:
         row, is_last = turn.uuids[:ROW], turn.after is None and len(turn.uuids) <= ROW
         if is_last or len(row) == ROW:
             found = FoundMatches(row, None if is_last else row[-1])
-            self._commit(RedriveWrite(self._context, self._store.facts_room, job, found))
+            write = RedriveWrite(self._context, self._store.facts_room, job, found)
+            self._commit(write)
+            if write.job is None:  # it goes on from what is stored
+                del self._turns[job.id]
+                return PAUSE
             turn.uuids = turn.uuids[ROW:]
         return SLICE / 2
 
@@ -246,4 +250,5 @@ class RedriveWrite(AdminWrite):
         self.done.set()
 
     def failed(self, error: StoreError) -> None:
+        self.job = None
         self.done.set()

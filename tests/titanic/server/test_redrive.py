@@ -22,8 +22,10 @@ from support.waiting import PATIENCE, until
 
 from broker import RemoteError, Worker
 from titanic import Client, Forbidden, InvalidRequest, Server, ServerConfig
+from titanic.errors import StoreFailed
 from titanic.protocol.documents import RedriveInfo
 from titanic.services import redrive, redriver
+from titanic.store import WriteTransaction
 
 ROOT = '[users.root]\nkeys = ["queue.key"]\nadmin = true\n'
 
@@ -252,6 +254,23 @@ def test_a_count_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.Monkey
         assert rows_left(server) == 0
 
 
+def test_a_count_misses_nothing_after_a_failed_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (redrive, redriver):
+        monkeypatch.setattr(module, "ROW", 5)
+    monkeypatch.setattr(redrive, "PAGE", 3)
+    counting, commits = redriver.RedriveWrite.apply, iter((True, False))
+
+    def apply(self: redriver.RedriveWrite, transaction: WriteTransaction, now_us: int) -> None:
+        counting(self, transaction, now_us)
+        if not next(commits, True):
+            raise StoreFailed("the write failed", "an error of the disk", "replace it")
+
+    monkeypatch.setattr(redriver.RedriveWrite, "apply", apply)
+    with serving(tmp_path) as server, Client(server.endpoints[0], timeout=60) as client:
+        client.submit_many("mail", ["a"] * 23)
+        assert reach(client, client.redrive("close", state="waiting"), "counted")["counted"] == 23
+
+
 def test_jobs_keep_to_their_room(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redrive, "MAX_COUNTED", 10)
     client.submit_many("mail", ["a"] * 20)
@@ -338,6 +357,21 @@ def test_a_job_changes_only_what_its_user_may_change(tmp_path: Path) -> None:
             alice.redrive("retry", service="mail")
         with pytest.raises(InvalidRequest, match="there is no job"):
             alice.change_redrive(root.redrive("close", uuids=[other], rate=0.01)["id"], "cancel")
+
+
+def test_a_job_is_not_replaced_by_another_user(tmp_path: Path) -> None:
+    """Whoever reads all requests sees the ids of all jobs."""
+    files = AccessFiles(tmp_path / "access", ALICE.replace('read = "own"', 'read = "all"') + ROOT)
+    keys = {"server_key": files.server_key}
+    with (
+        serving(tmp_path, access=files.path, key=files.key) as server,
+        Client(server.endpoints[0], timeout=60, key=files.secret("alice"), **keys) as alice,
+        Client(server.endpoints[0], timeout=60, key=files.secret("queue"), **keys) as root,
+    ):
+        job = root.redrive("close", uuids=[alice.submit("mail", "a")], rate=0.01)
+        options = {"do": "redrive", "start": "close", "state": "done", "job": alice.redrives()[0]["id"]}
+        assert b"belongs to another user" in alice.call("titanic.admin", json.dumps(options))[0]
+        assert now(root, job) == job
 
 
 def test_the_command_line(tmp_path: Path) -> None:
