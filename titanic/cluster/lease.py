@@ -232,6 +232,8 @@ class Lease:
     def _see_others(self, answer: Joined | Renewed, now: float) -> None:
         """Remember since when the other nodes' leases have been unchanged, and which have ended."""
         self._ended = {other: self._ended.get(other, now) for other in answer.ended}
+        over = [end for since in self._ended.values() if (end := since + self.config.patience) > now]
+        self.due_at = min([self.due_at, *over])  # with a long lease, the next renewal would be late
         if now - self._polled_at > self.config.lease / 2:
             self._seen.clear()
         self._polled_at = now

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from support.torture import LONG, SEED, figures, tally
 
 from titanic.cluster.claims_core import ClaimsCore, Room
 from titanic.cluster.lease import Join, LeaseState, Leave, Renew
-from titanic.store import Bound, Joined, ReadyRow, Renewed, Silent
+from titanic.store import Bound, Joined, LeaseConfig, ReadyRow, Renewed, Silent
 
 STEPS = 8_000
 WORLDS = 600 if LONG else 16
@@ -171,6 +172,19 @@ def test_who_was_away_gives_the_others_a_whole_lease() -> None:
     assert alone.renew().silent == [Silent(77, 5000)], "if it is still that, it is over"
     alone.now += 2
     assert alone.renew().silent == []
+
+
+def test_workers_of_an_ended_node_are_waited_for_no_longer_than_that_however_long_leases_are() -> None:
+    alone = Alone()
+    alone.core.lease.config = replace(LeaseConfig.of(1000.0), patience=30.0)
+    op = alone.take_lease()
+    alone.core.joined(op, Joined(True, [], [], [7]), alone.now)
+    assert alone.core.next_deadline() == alone.now + 30
+    alone.now += 30
+    renewal = alone.take_lease()
+    assert renewal.abandoned == [7]
+    alone.core.renewed(renewal, Renewed(True, False, [], [7]), alone.now)
+    assert alone.core.next_deadline() == alone.now + 200
 
 
 def test_after_a_claim_without_an_answer_the_next_incarnation_takes_over_what_is_known() -> None:
