@@ -28,6 +28,9 @@ from titanic.protocol.submit_options import (
 )
 from titanic.util.text import quoted
 
+MAX_CONDITION = 4000
+"""Characters of a condition of a job: with all of them, and the reason why it ends, it must fit into a fact."""
+
 MOST_BYTES = 1 << 20
 """Bytes of a body, and of a reply, that titanic.list returns of a request."""
 
@@ -247,6 +250,9 @@ class RedriveAction(JobWhere, tag_field="do", tag="redrive", omit_defaults=True)
             raise ValueError("a redrive must have start, or job and change")
         if conditions and (self.uuids is not None or self.start is None):
             raise ValueError("conditions are for the start of a job, without uuids")
+        for name in conditions:
+            if isinstance(value := getattr(self, name), str) and len(value) > MAX_CONDITION:
+                raise ValueError(f"{name} must be a string of at most {MAX_CONDITION} characters")
         if self.start == "retry" and self.state not in (None, *get_args(Dead)):
             raise ValueError("state must be failed or expired: only those can be retried")
         if self.start == "close" and self.uuids is None and not conditions & {"state", "error", "key"}:

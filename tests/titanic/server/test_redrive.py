@@ -283,6 +283,14 @@ def test_jobs_keep_to_their_room(client: Client, monkeypatch: pytest.MonkeyPatch
         client.redrive("close", uuids=uuids)
 
 
+def test_a_condition_is_not_so_long_that_the_end_of_its_job_cannot_be_stored(client: Client) -> None:
+    client.submit("mail", "a")
+    long = "x" * 4000
+    reach(client, client.redrive("close", service=long, error=long, text=long, body=long), "done")
+    with pytest.raises(InvalidRequest, match="text must be a string of at most 4000 characters"):
+        client.redrive("close", state="waiting", text="x" * 65_300)
+
+
 def test_a_low_rate_delays_no_other_job(client: Client) -> None:
     uuids = client.submit_many("mail", ["a", "b"])
     client.redrive("close", uuids=uuids[:1], rate=1e-300)
