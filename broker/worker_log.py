@@ -19,8 +19,8 @@ PAUSE_MOST = 300.0
 """Longest pause between two such warnings, in seconds; it doubles up to here."""
 
 _SENT_AWAY = (
-    "the %s at %s refuses workers of %s: the name is reserved, there are too many workers, or the access file there"
-    ' does not permit them (work = ["%s"]); still trying'
+    "the %s at %s refuses workers of %s: the name is reserved, there are too many workers or services, or the access"
+    ' file there does not permit them (work = ["%s"]); still trying'
 )
 """MDP's DISCONNECT gives no reason."""
 

@@ -155,13 +155,13 @@ class Guard:
         """How many of these places one user may have: half of them, at least one; all, if there is only one user."""
         return max(1, places // 2) if len(self.access.users) > 1 else places
 
-    def has_place(self, worker: WorkerPeer, registered: int, places: int) -> bool:
+    def has_place(self, worker: WorkerPeer, registered: int, places: int, what: str = "workers") -> bool:
         """Whether a user that has `registered` workers may have one more, where all users together have `places`; if
         not, it is counted."""
         user = worker.user
         if user is None or user.admin or registered < (share := self.share(places)):
             return True
-        why = f"user '{user.name}' has {registered} workers; the maximum per user is {share} of {places}"
+        why = f"user '{user.name}' has {registered} {what}; the maximum per user is {share} of {places}"
         self.refused(user, "workers", b"", worker.peer, why)
         return False
 

@@ -20,7 +20,7 @@ worker with 503.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from broker.access.authorization import Review
 from broker.access.users import User
@@ -58,7 +58,7 @@ from broker.core.missing import delivery_of, keeper_of
 from broker.core.requests import CUT_OFF, DRAINING, Request, as_workers, read_request
 from broker.core.returns import ReturnCore
 from broker.core.timers import earliest
-from broker.core.worker_registry import NO_GROUP, BrokerService, WorkerPeer, WorkerState, process_name
+from broker.core.worker_registry import MAX_OFFERS, NO_GROUP, BrokerService, WorkerPeer, WorkerState, process_name
 from broker.errors import UsageError
 
 
@@ -452,15 +452,21 @@ class BrokerCore(ReturnCore):
             self._take_back(worker, held, ended, now)
         self._free(worker, now)
 
-    def _may_register(self, worker: WorkerPeer, names: Iterable[bytes]) -> bool:
-        user, guard = worker.user, self.guard
+    def _may_register(self, worker: WorkerPeer, limits: dict[bytes, int]) -> bool:
+        user, guard, registry = worker.user, self.guard, self.registry
+        more = registry.new_offers(limits)
+        offers = registry.offers + more if more else 0
         if user is not None and guard is not None:
-            registered = self.registry.of_users.get(user.name, 0)
-            if not all(guard.may_work(worker, name) for name in names):
+            registered = registry.of_users.get(user.name, 0)
+            if not all(guard.may_work(worker, name) for name in limits):
                 return False
             if not guard.has_place(worker, registered, self.config.max_workers):
                 return False
-        return all(self.registry.admits(name, self.services.get(name)) for name in names)
+            if offers > guard.share(MAX_OFFERS):  # only then it is worth counting
+                before = registry.offers_of(user.name) + more - 1
+                if not guard.has_place(worker, before, MAX_OFFERS, "services of workers"):
+                    return False
+        return offers <= MAX_OFFERS and all(registry.admits(name, self.services.get(name)) for name in limits)
 
     def _forward(self, worker: WorkerPeer, rest: Frames, now: float) -> None:
         request = worker.named(rest)

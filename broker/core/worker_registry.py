@@ -313,6 +313,10 @@ NO_GROUP = WorkerGroup(frozenset(), {})
 """The group of a worker that has not registered yet."""
 
 
+MAX_OFFERS = 50_000
+"""Services of all groups of workers together."""
+
+
 class WorkerRegistry:
     """Registered workers. After each message to one, the broker moves its entry in `heartbeats`."""
 
@@ -334,6 +338,8 @@ class WorkerRegistry:
         self.exclusive: dict[WorkerProcess, None] = {}
         """Those that have a request to run alone, until it is over."""
         self.groups: dict[frozenset[tuple[bytes, int]], WorkerGroup] = {}
+        self.offers = 0
+        """Their services, once for each group that has them."""
         self.departed: dict[bytes, tuple[str, float]] = {}
         """The process of the last worker of services that have none, and when it left."""
 
@@ -343,6 +349,15 @@ class WorkerRegistry:
             return False
         return (service is None or service.batch is None) and len(self.workers) < self._config.max_workers
 
+    def new_offers(self, limits: dict[bytes, int]) -> int:
+        """Return how many services a worker adds to the `offers`: none, if others have the same."""
+        return 0 if frozenset(limits.items()) in self.groups else len(limits)
+
+    def offers_of(self, user: str) -> int:
+        """Return how many services the groups have of which a user has workers."""
+        groups = {one.group for one in self.workers.values() if one.user is not None and one.user.name == user}
+        return sum(len(group.services) for group in groups)
+
     def add(
         self, worker: WorkerPeer, services: dict[bytes, BrokerService], limits: dict[bytes, int], now: float
     ) -> None:
@@ -351,6 +366,7 @@ class WorkerRegistry:
         group = self.groups.get(key)
         if group is None:
             group = self.groups[key] = WorkerGroup(key, services)
+            self.offers += len(services)
             for service in services.values():
                 service.groups[group] = None
                 service.joint_groups += group.is_joint
@@ -404,6 +420,7 @@ class WorkerRegistry:
                     if len(self.departed) > MAX_DEPARTED:
                         del self.departed[next(iter(self.departed))]
             del self.groups[group.key]
+            self.offers -= len(group.services)
         del worker.process.workers[worker]
         if not worker.process.workers:
             self.processes.pop(worker.process_key, None)

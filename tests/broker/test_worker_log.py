@@ -85,8 +85,8 @@ def test_it_begins_by_itself(world: World) -> None:
 
 def test_it_is_there_and_does_not_want_us(world: World) -> None:
     refusal = (
-        "the broker at there refuses workers of upper: the name is reserved, there are too many workers, or the access"
-        ' file there does not permit them (work = ["upper"]); still trying'
+        "the broker at there refuses workers of upper: the name is reserved, there are too many workers or services, or"
+        ' the access file there does not permit them (work = ["upper"]); still trying'
     )
     world.run(1)
     world.presence.refused(world.now)

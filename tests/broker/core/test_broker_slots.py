@@ -16,6 +16,7 @@ from broker.access.authorization import Guard, Review
 from broker.access.users import NOBODY, Access, Permission, User
 from broker.core.broker import BrokerCore
 from broker.core.mdp import MAX_SERVICES, MAX_SLOTS
+from broker.core.worker_registry import MAX_OFFERS
 
 QUEUE = "queue"
 HEARTBEAT, DISCONNECT, CANCEL = (b"MDPW02", b"\5"), (b"MDPW02", b"\6"), b"\7"
@@ -140,6 +141,50 @@ def test_as_much_as_there_may_be_is_accepted(broker: Play) -> None:
     assert len(broker.core.services) == MAX_SERVICES
     broker.said("w", *DISCONNECT)
     check_empty(broker.core)
+
+
+def test_workers_together_have_so_many_services(broker: Play) -> None:
+    """What has the same services as another one adds none."""
+    count = MAX_OFFERS // MAX_SERVICES
+    assert all(registers(broker, f"w{number}", many(number)) for number in range(count))
+    left = MAX_OFFERS - broker.core.registry.offers
+    assert not registers(broker, "more", many(count)[: left + 1])
+    assert registers(broker, "same", many(0))
+    assert registers(broker, "more", many(count)[:left])
+    broker.core.receive("w0", [*DISCONNECT], broker.now)
+    assert broker.core.registry.offers == MAX_OFFERS, "the other one has them still"
+    broker.core.receive("same", [*DISCONNECT], broker.now)
+    assert broker.core.registry.offers == MAX_OFFERS - MAX_SERVICES
+    assert registers(broker, "again", many(count + 1))
+
+
+def test_a_user_has_half_of_these_services(broker: Play) -> None:
+    one, other = (User(name, services={Permission.WORK: ("*",)}) for name in ("one", "other"))
+    broker.core.guard = Guard(Access([one, other]))
+    share = MAX_OFFERS // 2
+    count = share // MAX_SERVICES
+    assert all(registers(broker, f"one {number}", many(number), one) for number in range(count))
+    assert not registers(broker, "more", many(count), one)
+    (report,) = broker.core.guard.take_reports()
+    assert report.first.why == (
+        f"user 'one' has {(count + 1) * MAX_SERVICES - 1} services of workers; the maximum per user is {share} of"
+        f" {MAX_OFFERS}"
+    )
+    assert registers(broker, "same", many(0), other)
+    assert registers(broker, "another", many(count), other)
+
+
+def registers(broker: Play, peer: str, services: list[str], user: User | None = None) -> bool:
+    """Whether a worker of these services may register."""
+    words = [b"titanic:service=0:%b" % name.encode() for name in services]
+    ready = [b"MDPW02", b"\1", services[0].encode(), b"titanic:1", b"titanic:slots=1", *words]
+    broker.core.receive(peer, ready, broker.now, user)
+    return peer in broker.core.workers
+
+
+def many(number: int) -> list[str]:
+    """Services of no other number."""
+    return [f"{at}-{number}" for at in range(MAX_SERVICES)]
 
 
 def test_slots_cost_the_same_however_many_services_there_are(broker: Play) -> None:
