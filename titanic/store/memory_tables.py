@@ -24,6 +24,7 @@ from titanic.store.request import (
 from titanic.store.rules import kept_until
 from titanic.store.service_settings import ServiceSettings
 from titanic.store.states import DEAD, State
+from titanic.store.uniqueness import NAMES
 
 END = 240
 """Bytes added to the size of each request: room for its outcome, and for its record once it is closed."""
@@ -117,8 +118,9 @@ Key = tuple[bytes, bytes]
 
 
 def _key_end(key: Key, holder: KeyHolder) -> tuple[int, bool, bytes, bytes]:
-    """Order keys by expiry. Among equal ones, an owner sorts after all owners that its name is a prefix of."""
-    return holder.until, bool(key[0]), key[0] + b"\xff", key[1]
+    """Order keys by expiry. Among equal ones, those of an owner or of a unique request come last, and an owner after
+    all owners that its name is a prefix of."""
+    return holder.until, bool(key[0]) or key[1][:1] == NAMES, key[0] + b"\xff", key[1]
 
 
 class Ring(NamedTuple):

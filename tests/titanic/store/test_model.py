@@ -390,6 +390,22 @@ class PostgresMachine(StoreMachine):
         forget_databases()
 
 
+@pytest.mark.parametrize("kind", [StoreMachine, pytest.param(PostgresMachine, marks=needs_postgres)])
+def test_keys_that_end_together_go_in_one_order(kind):
+    """A trim that may not forget all of them leaves the same ones in each store."""
+    machine = kind()
+    try:
+        plain = NewRequest(b"a", [b""], key_until=START + 10)
+        with_keys = [plain._replace(key=b"k", owner=owner) for owner in OWNERS]
+        machine.accept([[*with_keys], *(make_unique(plain._replace(owner=owner), "") for owner in OWNERS)])
+        machine.let_time_pass(20, 0)
+        for _ in range(2 * len(OWNERS)):
+            machine.trim(1)
+            machine.the_queues_are_right()
+    finally:
+        machine.teardown()
+
+
 if LONG:
     hypothesis.seed(SEED)(StoreMachine)
     hypothesis.seed(SEED)(PostgresMachine)

@@ -334,7 +334,7 @@ def _remember(tx: PostgresWriting, one: RequestSnapshot, now_us: int, unclaimed:
 _FORGET_KEYS = """
 WITH over AS (
     SELECT owner, key FROM key WHERE until <= %s
-    ORDER BY until, owner <> '', owner || '\\xff'::bytea, key LIMIT %s FOR UPDATE SKIP LOCKED
+    ORDER BY until, owner <> '' OR key >= '\\xff'::bytea, owner || '\\xff'::bytea, key LIMIT %s FOR UPDATE SKIP LOCKED
 )
 DELETE FROM key AS k USING over AS o WHERE k.owner = o.owner AND k.key = o.key
 RETURNING k.owner, length(k.key), cardinality(k.uuids)"""
