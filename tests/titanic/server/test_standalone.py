@@ -305,13 +305,16 @@ def test_a_queue_that_is_dead_or_hangs_is_no_rival(
         Process(SUPPORT / "server_process.py", "attach", at, tmp_path / "first", output=tmp_path / "node") as node,
     ):
         client.submit("absent", "x")
+        client.stats()  # this service is registered, too
         node.signal(how)
         if how == signal.SIGKILL:  # its connections are open until it has ended
             until(lambda: not node.running)
+        else:  # its threads go on until the first of them has had its turn
+            until(lambda: "State:\tT" in Path(f"/proc/{node.pid}/status").read_text())
         with serving(tmp_path, broker=at) as server:
-            until(lambda: server.ready)
-            assert ("does not answer: replacing it" in caplog.text) is (how == signal.SIGSTOP)
+            until(lambda: server.ready or server.problem)
             assert server.problem is None
+            assert ("does not answer: replacing it" in caplog.text) is (how == signal.SIGSTOP)
 
 
 def test_a_queue_without_sockets_goes_on_when_there_are_some(tmp_path: Path, old_broker: str) -> None:
