@@ -13,11 +13,13 @@ from titanic.facts.counts import COUNTS, OTHER, RUN, SIZE, WAIT, StoredTally, Ta
 from titanic.facts.groups import StoredGroup, decode_group, merged
 from titanic.facts.recorder import (
     DOUBT,
+    FLUSH_EVERY,
     GROUPS,
     HOURS,
     INCOMPLETE,
     KEPT,
     LENGTHS,
+    MARKED,
     MINUTES,
     OPEN,
     TOTALS,
@@ -35,6 +37,9 @@ from titanic.store import ReadTransaction
 
 MAX_FAILURES = 500
 """Groups of failures in an answer."""
+
+SILENT = 3 * FLUSH_EVERY
+"""µs after which a process that counts must have written."""
 
 _SECOND = 1_000_000
 
@@ -112,7 +117,9 @@ def facts_of(
     document: FactsInfo = {
         "since": first * _SECOND,
         "step": step,
-        "incomplete": [(since * _SECOND, until * _SECOND) for since, until in _marks(transaction, first)],
+        "incomplete": [
+            (since * _SECOND, until * _SECOND) for since, until in _marks(transaction, unwritten, now_us, first)
+        ],
         "total": _figures(total, every),
         "services": {
             name.decode(errors="replace"): _figures(sums.get(name, [0] * SIZE), wanted.get(name))
@@ -149,10 +156,15 @@ def _periods(
             yield period.start, [counts.stored(service, tally) for service, tally in tallies.items()]
 
 
-def _marks(transaction: ReadTransaction, first: int) -> list[tuple[int, int]]:
-    """Spans in which something is missing, in seconds."""
+def _marks(transaction: ReadTransaction, unwritten: Unwritten, now_us: int, first: int) -> list[tuple[int, int]]:
+    """Spans in which something is missing, in seconds. A process that has not written for long, although it counted
+    more, was killed, or cannot reach the store; only the start of another process marks that for good."""
     rows = [(U32.unpack_from(key, len(INCOMPLETE))[0], value) for key, value in backwards(transaction, INCOMPLETE)]
     marks = [(since, U32.unpack(value)[0]) for since, value in rows if len(value) == U32.size]
+    for key, value in transaction.facts(OPEN):
+        at, more = read_open(value)
+        if more and key[len(OPEN) :] != unwritten.number and now_us - at > SILENT:
+            marks.append((at // _SECOND, at // _SECOND + MARKED))
     return sorted((since, until) for since, until in marks if until >= first)
 
 

@@ -236,6 +236,20 @@ class TestBounds:
         assert sum(len(text) for _, text in cache._known.values()) <= cache.MAX_BYTES
 
 
+def test_what_a_killed_node_has_not_written_is_marked_while_no_other_starts() -> None:
+    store = MemoryStore()
+    killed, lives = FactsRecorder(store), FactsRecorder(store)
+    killed._shared = lives._shared = True
+    now = store.now_us() // 60_000_000 * 60_000_000
+    later = now + 4 * FLUSH_EVERY
+    for facts, at in ((killed, now), (lives, now), (lives, later)):
+        facts.count(ACCEPTED, {b"echo": 1})
+        flush(facts, store, at)
+    with store.read() as transaction:
+        assert facts_of(transaction, lives.unwritten(), now + FLUSH_EVERY, HOUR)["incomplete"] == []
+        assert facts_of(transaction, lives.unwritten(), later, HOUR)["incomplete"] == [(now, now + 15_000_000)]
+
+
 class TestClock:
     def test_a_minute_that_comes_again_adds_to_its_counts(self) -> None:
         store = MemoryStore()
