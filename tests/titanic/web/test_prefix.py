@@ -55,7 +55,7 @@ def test_all_that_pages_link_to_is_below_the_prefix(scene: Secured) -> None:
 def test_redirections_and_messages_stay_below_it(scene: Secured) -> None:
     chief = scene.browser()
     chief.post("/queue/login", data={"token": TOKENS["chief"], "next": "/"})
-    assert chief.get("/queue/requests/").headers["location"] == f"{scene.url}/queue/requests"
+    assert chief.get("/queue/requests/").headers["location"] == "/queue/requests", "a proxy may have another scheme"
     csrf = csrf_of(chief.get("/queue/services/mail").text)
     said = {"csrf": csrf, "service": "mail", "do": "pause"}
     answer = chief.post("/queue/actions/services", data=said)

@@ -123,8 +123,8 @@ class GatewayMiddleware:
                 scope[STATUS] = message["status"]
                 said = message["headers"]
                 names = {name for name, _ in said}  # in lower case, as in ASGI
-                if (root := ROOT.get()) and b"location" in names:
-                    said = [(name, _below(root, value) if name == b"location" else value) for name, value in said]
+                if b"location" in names and (ROOT.get() or message["status"] == 307):
+                    said = [(name, _below_root(value) if name == b"location" else value) for name, value in said]
                 message["headers"] = said + [header for header in headers if header[0] not in names]
             await send(message)
 
@@ -250,9 +250,10 @@ class GatewayMiddleware:
             self._hosts.add(given)
 
 
-def _below(root: str, location: bytes) -> bytes:
-    """A redirection to a path below the root."""
-    return re.sub(rb"^(https?://[^/]*)?/", rb"\g<0>" + root[1:].encode() + b"/", location)
+def _below_root(location: bytes) -> bytes:
+    """A redirection to a path below the root. Starlette's to a path without its last slash begin with the scheme and
+    host of this connection, which may be those of a proxy, but not of the browser."""
+    return ROOT.get().encode() + b"/" + re.sub(rb"^(https?://[^/]*)?/*", b"", location)
 
 
 async def _answer_error(error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
