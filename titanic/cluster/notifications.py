@@ -328,7 +328,7 @@ class Cluster:
         for uuid in news.certain:
             if uuid not in news.alive:
                 for alive in self._expected.killing(uuid):
-                    alive.remove(uuid)
+                    alive[:] = [one for one in alive if one != uuid]  # several times after several closes, or never
             self._over(uuid)
         if Topic.SETTINGS in news.poll:
             self._settings.refresh()

@@ -22,8 +22,10 @@ from support.waiting import until
 from broker import RemoteError, Worker
 from titanic import Client, Refused, RequestFailed, Server, UnknownRequest, current
 from titanic.cluster import notifications
+from titanic.cluster.cluster_dispatcher import ClusterDispatcher
+from titanic.services.ask import CloseDoubt
 from titanic.settings import ServiceLimits
-from titanic.store import LeaseConfig, NodeFacts
+from titanic.store import LeaseConfig, NodeFacts, Notification
 from titanic.store.postgres.store import PostgresStore
 
 pytestmark = needs_postgres
@@ -216,6 +218,30 @@ def claim(nodes: Nodes, number: int, uuid: str) -> None:
     with nodes[0].store.write() as transaction:
         claimed = "UPDATE ready SET incarnation = %s WHERE uuid = %s::uuid RETURNING 1"
         assert transaction.fetch(claimed, incarnation, uuid) == [(1,)]
+
+
+class Closing:
+    """Waits until requests are withdrawn."""
+
+    def __init__(self) -> None:
+        self.counts: list[int] = []
+        self.withdrawn = self.counts.append
+
+
+def test_a_request_is_killed_by_two_before_its_node_is_known(nodes: Nodes) -> None:
+    """Its node has settled the first close before the second one has asked which node that is."""
+    dispatcher, uuid, closings = nodes[0].dispatcher, bytes(16), [Closing(), Closing()]
+    assert isinstance(dispatcher, ClusterDispatcher)
+    doubts = [CloseDoubt([uuid], one, alive) for one, alive in zip(closings, ([uuid, uuid], []), strict=True)]
+
+    def hear() -> None:
+        assert dispatcher.cluster is not None
+        dispatcher.cluster.closed(doubts)
+        dispatcher.cluster.heard(Notification(certain={uuid}))
+
+    dispatcher.call(hear)
+    until(lambda: [one.counts for one in closings] == [[1], [1]])
+    assert [doubt.alive for doubt in doubts] == [[], []]
 
 
 def test_a_purge_waits_like_a_close(nodes: Nodes) -> None:
