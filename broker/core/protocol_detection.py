@@ -39,11 +39,6 @@ class BrokerKind(NamedTuple):
         """Whether it knows workers with several services and slots."""
         return NAMES_SLOTS in self.knows
 
-    @property
-    def extended(self) -> bool:
-        """Whether it knows EXTENSION."""
-        return EXTENSION in self.knows
-
 
 class ProtocolDetection:
     """Detects the version of MDP that a broker speaks, and whether it is one of this project.

@@ -21,8 +21,7 @@ from titanic import Client
 from titanic.facts.audit import Audit, Origin
 from titanic.store import open_store
 from titanic_data.archive import Archive
-from titanic_data.archive.archiver import POINTS as CLOSED_POINTS
-from titanic_data.archive.audit import POINTS, SCHEMA
+from titanic_data.archive.archiver import AUDIT_POINTS, AUDIT_SCHEMA, POINTS
 from titanic_data.errors import ArchiveError
 from titanic_data.store_reader import forget
 
@@ -44,7 +43,7 @@ def archived(archive: Path) -> list[dict[str, object]]:
     found = []
     for file in sorted((archive / "audit").iterdir()):
         table = pq.read_table(file)
-        assert table.schema == SCHEMA
+        assert table.schema == AUDIT_SCHEMA
         found += table.to_pylist()
     assert len({row["id"] for row in found}) == len(found)
     return found
@@ -68,17 +67,17 @@ def test_each_act_is_archived_once(tmp_path: Path) -> None:
     assert row.items() >= expected.items()
 
 
-@pytest.mark.parametrize("point", [*POINTS, "committed"])
+@pytest.mark.parametrize("point", [*AUDIT_POINTS, "committed"])
 def test_a_crash_archives_nothing_twice(tmp_path: Path, point: str) -> None:
     store, archive = tmp_path / "store", tmp_path / "archive"
     act(store, NOW)
     run(store, archive)
     act(store, NOW + 1, NOW + 2)
-    if point in POINTS:
+    if point in AUDIT_POINTS:
         with pytest.raises(Crash):
             run(store, archive, reached=crash_at(point))
     act(store, NOW + 3)
-    assert run(store, archive).acts == (1 if point == POINTS[1] else 3)
+    assert run(store, archive).acts == (1 if point == AUDIT_POINTS[1] else 3)
     assert texts(archive) == [NOW, NOW + 1, NOW + 2, NOW + 3]
 
 
@@ -98,7 +97,7 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
 @pytest.mark.torture(short=True)
 def test_kills_while_acts_go_on(tmp_path: Path) -> None:
     """By the command's archiver, beside a server."""
-    points = ["never", *POINTS, *(CLOSED_POINTS if torture.LONG else ())] * (5 if torture.LONG else 1)
+    points = ["never", *AUDIT_POINTS, *(POINTS if torture.LONG else ())] * (5 if torture.LONG else 1)
     done, allowed, end = 0, 0, threading.Event()
 
     def toggle(endpoint: str) -> None:
@@ -120,7 +119,7 @@ def test_kills_while_acts_go_on(tmp_path: Path) -> None:
                 ended = subprocess.run(
                     [sys.executable, *script, endpoint, "pyarrow", point, "1"], capture_output=True, check=False
                 )
-                expected = -signal.SIGKILL if point in POINTS else ended.returncode
+                expected = -signal.SIGKILL if point in AUDIT_POINTS else ended.returncode
                 assert ended.returncode == expected, ended.stderr
         finally:
             end.set()

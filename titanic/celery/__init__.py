@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
 from importlib.util import find_spec
@@ -23,6 +23,7 @@ from titanic.jobs.context import Retry, current_or_none
 from titanic.protocol.submit_options import Span
 from titanic.schedules import Schedule
 from titanic.tasks import Flow, Submission, TaskFailed, Tasks, Ticket, gather
+from titanic.tasks.task import AnyFunction
 
 PAGE = "see titanic/celery/README.md"
 
@@ -285,7 +286,7 @@ class Task(CeleryNames):
     def __init__(
         self,
         app: Celery,
-        function: Callable[..., Any],
+        function: AnyFunction,
         name: str | None = None,
         bind: bool = False,
         autoretry_for: Sequence[type[Exception]] = (),
@@ -429,7 +430,7 @@ class Celery(Tasks, CeleryNames):
     ) -> None:
         super().__init__(_titanic(broker), name=main)
         self._include = [*include]
-        self._related: list[Callable[[], object]] = []
+        self._related: list[AnyFunction] = []
         self._job_handler: Any = None
         """What closes connections to databases around a task, in a project of Django."""
         self.tasks: dict[str, Task] = {}
@@ -469,7 +470,7 @@ class Celery(Tasks, CeleryNames):
 
         self._related.append(discover)
 
-    def _at_start(self, function: Callable[..., object]) -> Callable[..., object]:
+    def _at_start(self, function: AnyFunction) -> AnyFunction:
         self._related.append(functools.partial(function, self))
         return function
 
@@ -509,7 +510,7 @@ class Celery(Tasks, CeleryNames):
             raise CallerError(f"there is no task {name} here", "its options are unknown", "import its module")
         return self.tasks[name].apply_async(args, kwargs, **options)
 
-    def task(self, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+    def task(self, function: AnyFunction | None = None, /, **options: Any) -> Any:
         """Make a task of a function. The options are Celery's, as far as `Task` and `options_of` name them."""
         if function is None:
             return functools.partial(self.task, **options)

@@ -52,9 +52,9 @@ class Sample(NamedTuple):
 class Demo:
     """One run of the demonstration."""
 
-    def __init__(self, folder: Path, console: Console | None = None) -> None:
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._console = console or Console(highlight=False)
+        self._console = Console(highlight=False)
         self._work = Path(tempfile.mkdtemp(prefix="titanic-demo-"))
         self._children = Children()
         self._started = time.monotonic()

@@ -91,7 +91,7 @@ class Option(click.Option):
 class GroupedCommand(click.Command):
     """Lists its options by group: those without one first, then the groups in the order of their first options."""
 
-    def __init__(self, *arguments: Any, rule: Callable[..., Any] | None = None, **settings: Any) -> None:
+    def __init__(self, *arguments: Any, rule: config_file.Rule | None = None, **settings: Any) -> None:
         """`rule`: finds contradictions among its options in a file, see `config_file`."""
         super().__init__(*arguments, **settings)
         self.rule = rule

@@ -78,13 +78,13 @@ def add_all(tallies: Tallies, more: Mapping[bytes, Tally]) -> None:
         add(tallies, service, tally)
 
 
-def fold(tallies: Tallies, most: int = MAX_SERVICES) -> Tallies:
+def fold(tallies: Tallies) -> Tallies:
     """Keep the most active services by name; the others become OTHER."""
-    if len(tallies) <= most:
+    if len(tallies) <= MAX_SERVICES:
         return tallies
     ranked = sorted(tallies, key=lambda name: (name != OTHER, sum(tallies[name][:WAIT])), reverse=True)
-    folded = {name: tallies[name] for name in ranked[:most]}
-    for name in ranked[most:]:
+    folded = {name: tallies[name] for name in ranked[:MAX_SERVICES]}
+    for name in ranked[MAX_SERVICES:]:
         add(folded, OTHER, tallies[name])
     return folded
 

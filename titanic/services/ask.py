@@ -21,7 +21,7 @@ from titanic.protocol import tsp
 from titanic.protocol.tsp import Frames, Progress
 from titanic.services.ownership import Refusals
 from titanic.settings import ServiceLimits
-from titanic.store import KnownSettings, ServiceSettings
+from titanic.store import KnownSettings, ReadTransaction, ServiceSettings
 from titanic.util.clock import ClockJumps
 
 
@@ -187,13 +187,6 @@ class ServiceFigures(NamedTuple):
     ended: Mapping[bytes, Sequence[int]] = NOTHING
 
 
-class HasRoom(Protocol):
-    """A read transaction."""
-
-    def room_left(self) -> int:
-        """The bytes that there is room for."""
-
-
 class FillRate:
     """Estimates when the store will be full at the rate of the last hour. Any thread may query it."""
 
@@ -208,7 +201,7 @@ class FillRate:
         self._samples: deque[tuple[float, int]] = deque()
         self._lock = threading.Lock()
 
-    def full_in(self, now: float, store: HasRoom) -> float | None:
+    def full_in(self, now: float, store: ReadTransaction) -> float | None:
         """Return the seconds until there is no room; None: the room is not shrinking, or the samples do not suffice
         yet. The store is queried about once a minute."""
         samples = self._samples

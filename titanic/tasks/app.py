@@ -41,6 +41,7 @@ from titanic.tasks.values import Serializer, TypeCodec
 from titanic.util.text import quoted
 
 if TYPE_CHECKING:  # a program that submits tasks needs no store and no dispatcher
+    from titanic.tasks.event_loops import LoopClients
     from titanic.tasks.memory_queue import MemoryQueue, QueueSettings
 
 P = ParamSpec("P")
@@ -52,14 +53,6 @@ AnyTask = TypeVar("AnyTask", bound=Submission[..., Any])
 
 UNNAMED = "unnamed"
 """A schedule until it is known of which task."""
-
-
-class LoopQueues(Protocol):
-    """A queue for each event loop."""
-
-    @property
-    def client(self) -> AioQueue:
-        """The queue of the running event loop."""
 
 
 class TaskDecorator(Protocol):
@@ -116,7 +109,7 @@ class Tasks:
         self._client: tuple[int, Client] | None = None
         """With the process that it belongs to."""
         self._lock = threading.Lock()
-        self._loop_clients: LoopQueues | None = None
+        self._loop_clients: LoopClients | None = None
         self._test: MemoryQueue | None = None
         self.flows = FlowHost(f"{name}.flow", self._format, self)
         """What its flows have in common."""

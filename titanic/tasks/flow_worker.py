@@ -20,9 +20,9 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -30,7 +30,7 @@ from titanic.client.flows import END, ERROR, KEY_FOR, place, step_key, sweep
 from titanic.client.request_queue import AppQueues, RequestQueue
 from titanic.errors import RequestError, RequestFailed, UnknownRequest
 from titanic.jobs.context import Cancelled, Failed, Retry, current
-from titanic.tasks.values import Encode, NewDecode
+from titanic.tasks.values import Decode, Serializer
 
 
 class FlowStage(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
@@ -97,26 +97,14 @@ class StepBody(msgspec.Struct, omit_defaults=True):
     flow: FlowPlace | None = None
 
 
-class Format(Protocol):
-    """How an app's values travel."""
-
-    @property
-    def encode(self) -> Encode:
-        """A value as bytes."""
-
-    @property
-    def decoder(self) -> NewDecode:
-        """Makes what decodes values of a type."""
-
-
 class PlanFormat:
     """Plans as bytes, and back. Raises MsgspecError for others."""
 
-    def __init__(self, format: Format) -> None:
+    def __init__(self, format: Serializer) -> None:
         self.encode = format.encode
-        self.read_body: Callable[[bytes], FlowBody] = format.decoder(FlowBody)
-        self.read_place: Callable[[msgspec.Raw], FlowPlace] = format.decoder(FlowPlace)
-        self.read_items: Callable[[msgspec.Raw], list[msgspec.Raw]] = format.decoder(list[msgspec.Raw])
+        self.read_body: Decode[FlowBody] = format.decoder(FlowBody)
+        self.read_place: Decode[FlowPlace] = format.decoder(FlowPlace)
+        self.read_items: Decode[list[msgspec.Raw]] = format.decoder(list[msgspec.Raw])
 
     def raw(self, value: object) -> msgspec.Raw:
         """A value, to be put into a larger one."""

@@ -31,12 +31,16 @@ OnLimit = Literal["kill", "cancel", "leave"]
 """What happens to a task that exceeds its limit and goes on."""
 
 
+MakeKey = Callable[..., str]
+"""Makes a key of the arguments of a call."""
+
+
 class TaskOptions(SharedOptions, total=False):
     """The options of `Tasks.task`, which explains them."""
 
     service: str
-    key: Callable[..., str]
-    unique: Callable[..., str]
+    key: MakeKey
+    unique: MakeKey
     retry_on: Errors
     fatal: Errors
     raises: Errors
@@ -216,7 +220,7 @@ class Definition:
         them."""
         return None if self._key is None else self._named(self._made(self._key, args, kwargs))
 
-    def _made(self, make: Callable[..., str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    def _made(self, make: MakeKey, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         bound = inspect.signature(self.function).bind(*args, **kwargs)
         bound.apply_defaults()
         return make(*bound.args, **bound.kwargs)

@@ -14,7 +14,7 @@ import json
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol, cast, get_type_hints
+from typing import Any, NamedTuple, Protocol, TypeVar, cast, get_type_hints
 
 import msgspec
 
@@ -22,9 +22,10 @@ from titanic.errors import CallerError
 from titanic.tasks.task_errors import InvalidArguments, InvalidReply, UnknownArguments
 from titanic.util.text import quoted
 
+T = TypeVar("T")
+
 Encode = Callable[[Any], bytes]
-Decode = Callable[[Any], Any]
-NewDecode = Callable[[Any], Decode]
+Decode = Callable[[Any], T]
 
 NOT_YET = object()
 """In place of a reply that is not there yet."""
@@ -68,9 +69,9 @@ class Serializer:
         self.encode: Encode = self._encode_finite if name == "json" else self._encode
         """Encodes a value. Raises TypeError, ValueError, RecursionError or OverflowError."""
 
-    def decoder(self, kind: Any) -> Decode:
+    def decoder(self, kind: type[T]) -> Decode[T]:
         """Make what decodes values of a type, and raises MsgspecError for others."""
-        decode: Decode = self._format.Decoder(kind, dec_hook=self._decode_own).decode
+        decode: Decode[T] = self._format.Decoder(kind, dec_hook=self._decode_own).decode
         return decode
 
     def register(self, kind: type, codec: TypeCodec) -> None:
@@ -186,7 +187,7 @@ class Values:
         self._signature = inspect.signature(function)
         hints = get_type_hints(function, include_extras=True)
         self._encode = format.encode
-        self._given: Callable[[bytes], Given] = format.decoder(Given)
+        self._given: Decode[Given] = format.decoder(Given)
         self._decoders = {
             parameter.name: self._decoder(format, f"argument '{parameter.name}'", hints.get(parameter.name, Any))
             for parameter in self._signature.parameters.values()
@@ -281,7 +282,7 @@ class Values:
             what = f"the reply of {self._name} does not match its return type"
             raise InvalidReply(what, *self._fault(error)) from None
 
-    def _decoder(self, format: Serializer, what: str, kind: Any) -> Decode:
+    def _decoder(self, format: Serializer, what: str, kind: Any) -> Decode[Any]:
         try:
             found = _custom_types(msgspec.inspect.type_info(kind), set())
             unknown = next((one for one in found if not format.knows(one)), None)

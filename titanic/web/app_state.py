@@ -8,8 +8,7 @@ import hmac
 import re
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.requests import Request
@@ -168,15 +167,6 @@ class UserQuota:
         self._held[user] -= count
         if not self._held[user]:
             del self._held[user]
-
-    @contextmanager
-    def held(self, user: str, count: int = 1) -> Iterator[None]:
-        """Hold this many within a `with` block."""
-        self.acquire(user, count)
-        try:
-            yield
-        finally:
-            self.release(user, count)
 
     def __len__(self) -> int:
         return self._all

@@ -143,15 +143,15 @@ class Line(NamedTuple):
     values: Values
 
 
-def chart(title: str, lines: Sequence[Line], text_of: Format, length: float = 3600) -> Markup:
-    """Draw lines over the last `length` seconds; empty while fewer than two values are known."""
+def chart(title: str, lines: Sequence[Line], text_of: Format) -> Markup:
+    """Draw lines over the last hour; empty while fewer than two values are known."""
     known = [value for line in lines for value in line.values if value is not None]
     if len(known) < 2:
         return Markup("")
     top = nice(max(known))
     summary = "; ".join(_summary(line, text_of) for line in lines)
     parts = [Markup('<svg class="chart" viewBox="0 0 {} {}" role="img" aria-label="{}">').format(
-        WIDTH, HEIGHT, f"{title}, last {length / 60:.0f} minutes. {summary}"
+        WIDTH, HEIGHT, f"{title}, last 60 minutes. {summary}"
     )]  # fmt: skip
     for share in (0, 0.5, 1):
         y = _y(top * share, top)
@@ -160,7 +160,7 @@ def chart(title: str, lines: Sequence[Line], text_of: Format, length: float = 36
             parts.append(Markup('<text x="{}" y="{:.1f}">{}</text>').format(LEFT, y - 5, text_of(top * share)))
     for half, anchor in enumerate(("start", "middle", "end")):
         x = LEFT + (WIDTH - LEFT - RIGHT) * half / 2
-        text = f"{length * (2 - half) / 120:.3g} min ago" if half < 2 else "now"
+        text = f"{60 - 30 * half} min ago" if half < 2 else "now"
         svg = '<text x="{:.0f}" y="{}" text-anchor="{}">{}</text>'
         parts.append(Markup(svg).format(x, HEIGHT - 5, anchor, text))
     for number, line in enumerate(lines, 1):

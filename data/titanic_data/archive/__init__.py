@@ -6,7 +6,7 @@
     ARCHIVE/pending.json            the range that is being archived
     ARCHIVE/staging/                its files while they are written
     ARCHIVE/data/date=…/closed-F-L-N.parquet
-    ARCHIVE/audit/                  acts of users (audit.py)
+    ARCHIVE/audit/                  acts of users
 
 The manifest is the truth: a file that it does not name is not part of the archive, and a file beyond it means that the
 manifest is damaged. The ranges cover the numbers of the ring from 1 on without holes. Start reading at archiver.py.

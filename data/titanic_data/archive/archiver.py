@@ -22,14 +22,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from broker import DEFAULT_ENDPOINT, Key, credentials
 from titanic import ArchiveInfo, Client, InvalidRequest
 from titanic.errors import StoreLocked
+from titanic.facts.audit import stored_acts
 from titanic.store import ArchiveState, Archivist, ReadTransaction, WriteTransaction, open_store
-from titanic_data.archive.audit import archive_acts
-from titanic_data.archive.engines import Engine, Reached
+from titanic_data.archive.engines import COMPRESSION, Engine, Reached
 from titanic_data.archive.manifest import (
     Archive,
     Entry,
@@ -42,6 +43,7 @@ from titanic_data.archive.manifest import (
 )
 from titanic_data.errors import ArchiveError, ArchiveGap
 from titanic_data.store_reader import closed_range, forget, identity, store_at
+from titanic_data.tables import TIME
 
 Answer = TypeVar("Answer")
 
@@ -61,6 +63,13 @@ POINTS = (
     "cleaned",
 )
 """The arguments of `reached`, in this order. Tests kill the process at each."""
+
+AUDIT_POINTS = ("audit staged", "audit renamed")
+"""Those while acts are archived."""
+
+_TEXTS = ("id", "act", "user", "way", "address", "service", "uuid", "text")
+AUDIT_SCHEMA = pa.schema([("at", TIME), ("count", pa.int64()), *((name, pa.string()) for name in _TEXTS)])
+"""The columns of acts of users; they mean what `titanic audit --json` prints. `id` is unique."""
 
 
 @dataclass
@@ -372,3 +381,46 @@ class Queue:
             what = f"the server at {self.endpoint} has another store than {self.store}"
             fact = f"its id is {answer['store']}, this one's {identity}; nothing was changed"
             raise ArchiveError(what, fact, "name the right --endpoint")
+
+
+def archive_acts(archive: Archive, store: Path, reached: Reached) -> int:
+    """Archive the acts of users that the store has and the archive lacks, and return how many. Raises ArchiveError.
+
+    Each run that finds some writes ARCHIVE/audit/FIRST-LAST.parquet: the ids of the first and the last act. A file gets
+    its name when it is complete and synced, so a killed run leaves no part of one. An act is new if no file has its id.
+    Ids begin with the time: only files that reach into the time of the store's acts are read.
+    """
+    known: set[str] | None = None
+    new = []
+    for name, act in stored_acts(store_at(store)):
+        known = _known_acts(archive, name) if known is None else known
+        if name not in known:
+            new.append({"id": name, **act})
+    if not new:
+        return 0
+    folder = archive.path / "audit"
+    archive.clear_staging()
+    make_directory(archive.staging)
+    draft = archive.staging / "audit.parquet"
+    pq.write_table(pa.Table.from_pylist(new, AUDIT_SCHEMA), draft, compression=COMPRESSION)
+    measure(draft, sync=True)
+    make_directory(folder)
+    reached(AUDIT_POINTS[0])
+    draft.rename(folder / f"{new[0]['id']}-{new[-1]['id']}.parquet")
+    sync_directory(folder)
+    reached(AUDIT_POINTS[1])
+    archive.clear_staging()
+    return len(new)
+
+
+def _known_acts(archive: Archive, oldest: str) -> set[str]:
+    """The ids of acts in the archive, from `oldest` on."""
+    known: set[str] = set()
+    for file in (archive.path / "audit").glob("*.parquet"):
+        if file.stem.rpartition("-")[2] >= oldest:
+            try:
+                known.update(pq.read_table(file, columns=["id"])["id"].to_pylist())
+            except (pa.ArrowException, OSError) as error:
+                advice = "restore it from a backup; or remove it, and acts that the store still has are archived again"
+                raise ArchiveError(f"{file} is damaged", str(error).splitlines()[0], advice) from error
+    return known

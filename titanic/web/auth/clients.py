@@ -20,7 +20,6 @@ from titanic.protocol import tsp
 from titanic.protocol.answers import RequestInfo
 from titanic.protocol.submit_options import MOST_TOGETHER, MOST_UUIDS, SubmitOptions
 from titanic.protocol.tsp import Frames
-from titanic.util.clock import Clock
 from titanic.util.files import state_of
 from titanic.web.problems import HTTPProblem
 from titanic.web.settings import WebSettings
@@ -278,10 +277,8 @@ class Clients:
     """One client for each user, made on first use. It connects with the user's key, so the server checks the user's
     permissions."""
 
-    def __init__(self, settings: WebSettings, *, most: int = MAX_CLIENTS, clock: Clock = time.monotonic) -> None:
+    def __init__(self, settings: WebSettings) -> None:
         self._settings = settings
-        self._most = most
-        self._clock = clock
         self._clients: dict[str, UserClient] = {}
         self._monitor = ServerMonitor(settings.endpoint)
 
@@ -293,7 +290,7 @@ class Clients:
         HTTPProblem when all clients are in use, broker.AccessError when the user's key cannot be read."""
         found = self._clients.get(user)
         if found is None:
-            if len(self._clients) >= self._most:
+            if len(self._clients) >= MAX_CLIENTS:
                 self._make_room()
             settings, key = self._settings, self._settings.key_of(user)
             more = {"timeout": settings.timeout, "key": key, "server_key": settings.server_key}
@@ -305,7 +302,7 @@ class Clients:
     def release(self, found: UserClient) -> None:
         """Release a client after a request."""
         found.uses -= 1
-        found.used = self._clock()
+        found.used = time.monotonic()
 
     async def report(self, audit: Audit, reporter: str | None) -> None:
         """Send the server what `audit` has of refusals here, as the user `reporter`, who may state addresses. Without
@@ -330,7 +327,7 @@ class Clients:
 
     def sweep(self) -> None:
         """Close clients that are idle, and those with a changed key."""
-        now = self._clock()
+        now = time.monotonic()
         for user, found in list(self._clients.items()):
             idle = found.uses == 0 and now - found.used > IDLE_TIMEOUT
             if idle or found.key != state_of(self._settings.key_of(user)):
@@ -344,7 +341,7 @@ class Clients:
     def _make_room(self) -> None:
         idle = [user for user, found in self._clients.items() if found.uses == 0]
         if not idle:
-            what, fact = "too many users", f"{self._most} are being served"
+            what, fact = "too many users", f"{MAX_CLIENTS} are being served"
             raise HTTPProblem(503, f"{what}: {fact}; try again later", headers={"Retry-After": "5"})
         self._close(min(idle, key=lambda user: self._clients[user].used))
 
@@ -361,11 +358,10 @@ TIMEOUT = 5.0
 class SyncClient:
     """The methods of `titanic.Client` that such functions call, in one thread beside the event loop."""
 
-    def __init__(self, client: Client, timeout: float) -> None:
+    def __init__(self, client: Client) -> None:
         self._client = client
         self._loop = asyncio.get_running_loop()
-        self._timeout = timeout
-        self._deadline = time.monotonic() + timeout
+        self._deadline = time.monotonic() + TIMEOUT
 
     def find(self, keys: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
         """As `titanic.Client.find`."""
@@ -389,9 +385,9 @@ class SyncClient:
             return future.result(max(0.0, self._deadline - time.monotonic()))
         except TimeoutError:
             future.cancel()
-            raise TimedOut("this takes too long", f"more than {self._timeout:g} s", "try again") from None
+            raise TimedOut("this takes too long", f"more than {TIMEOUT:g} s", "try again") from None
 
 
-async def call_sync(client: Client, function: Callable[..., T], *arguments: Any, timeout: float = TIMEOUT) -> T:
+async def call_sync(client: Client, function: Callable[..., T], *arguments: Any) -> T:
     """Call `function` in a thread with a client and `arguments`. Raises TimedOut."""
-    return await asyncio.to_thread(function, SyncClient(client, timeout), *arguments)
+    return await asyncio.to_thread(function, SyncClient(client), *arguments)

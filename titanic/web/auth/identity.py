@@ -34,7 +34,6 @@ from titanic import logs
 from titanic.aio import Client
 from titanic.errors import CallerError
 from titanic.facts.audit import Audit
-from titanic.util.clock import Clock
 from titanic.util.files import state_of
 from titanic.util.text import counted, quoted
 from titanic.web.auth.clients import ANYBODY
@@ -198,7 +197,6 @@ class Visitor(NamedTuple):
     csrf: str
     needs_csrf: bool = True
     """False for requests with a bearer token."""
-    can_log_out: bool = False
     source: str = ""
     """The IP address that the user may state as the source of a request; empty: none."""
 
@@ -206,10 +204,8 @@ class Visitor(NamedTuple):
 class Identity:
     """Authenticates requests, signs users in and out, and ends requests when their grant is revoked."""
 
-    def __init__(self, settings: WebSettings, *, clock: Clock = time.time) -> None:
-        """Raises broker.AccessError for an invalid access file, and CallerError for an invalid session secret.
-        `clock`: the wall clock, because sessions are shared by gateways."""
-        self._clock = clock
+    def __init__(self, settings: WebSettings) -> None:
+        """Raises broker.AccessError for an invalid access file, and CallerError for an invalid session secret."""
         self._known: KnownUsers | None = None
         if settings.access is not None and settings.keys is not None:
             self._known = KnownUsers(settings.access, settings.keys)
@@ -255,7 +251,7 @@ class Identity:
         if b"authorization" in headers_of(scope):
             return self._by_token(scope)
         for cookie in self._cookies(scope).values():
-            grant = self.sessions.find(cookie, self._clock())
+            grant = self.sessions.find(cookie, time.time())
             if grant is not None and self._known.holds(grant):
                 return grant
         if fingerprint := scope.get("state", {}).get(CERTIFICATE, ""):
@@ -323,7 +319,7 @@ class Identity:
     def log_in(self, scope: Scope, token: str) -> str:
         """Open a session for a token and return its cookie. The text of an HTTPProblem does not say what is wrong."""
         assert self._known is not None
-        address, now = _address(scope), self._clock()
+        address, now = _address(scope), time.time()
         grant = self._known.by_token(token.strip())
         usable = grant is not None and self._known.has_key(grant.user)
         if not usable:
@@ -343,7 +339,7 @@ class Identity:
 
     def log_out(self, request: Request, response: Response) -> None:
         """End the sessions of a request, and delete their cookies."""
-        now = self._clock()
+        now = time.time()
         for name, cookie in self._cookies(request.scope).items():
             if self.sessions.find(cookie, now) is not None:
                 self.sessions.end(cookie, now)
@@ -367,7 +363,7 @@ class Identity:
         if self._secret.refresh():
             for grant in (self._anybody, *self._shown.values()):
                 self._sign(grant)
-        self.sessions.sweep(self._clock())
+        self.sessions.sweep(time.time())
         changed = self._known is not None and self._known.refresh(always=always)
         if self._known is not None and changed:
             for grant in [*self.sessions, *self._shown.values()]:

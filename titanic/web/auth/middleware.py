@@ -164,7 +164,6 @@ class GatewayMiddleware:
             taken.client,
             grant.csrf,
             kind is not Kind.TOKEN,
-            kind is Kind.SESSION,
             self._identity.source_of(scope, grant),
         )
         way = "http" if is_for_programs(scope) else "page"
