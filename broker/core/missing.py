@@ -112,6 +112,14 @@ def read_given(said: bytes) -> Expected | None:
     return Expected(delivery, keeper, float(seconds)) if space and seconds.isdigit() and len(seconds) < 10 else None
 
 
+class Orphan(NamedTuple):
+    """A request that a worker has of a queue that has lost its connection."""
+
+    service: bytes
+    context: bytes
+    expected: Expected
+
+
 class MissingRequest(NamedTuple):
     """A request that waits for its worker."""
 
@@ -143,8 +151,8 @@ class MissingRequests:
         """Whether there are more of these, or replies to them, since the shell reset this."""
         self.queues: set[Peer] = set()
         """Queues elsewhere, which say GIVEN."""
-        self.orphans: dict[bytes, Expected] = {}
-        """What workers have of queues that have lost their connections, by `attempt_of`."""
+        self.orphans: dict[bytes, Orphan] = {}
+        """What workers have of queues that have lost their connections, by `attempt_of`. Any thread may read it."""
         self._said = 0
         """Bytes of what workers have said of those named."""
         self._requests: dict[bytes, MissingRequest] = {}

@@ -15,6 +15,7 @@ from broker.access.authorization import Guard
 from broker.access.users import Permission, User
 from broker.config import BrokerConfig
 from broker.core.mdp import AT_LIMIT, KILL, KNOWN_WORDS, Frames, Peer
+from broker.core.missing import MissingRequests
 from broker.core.requests import OF_A_QUEUE, WaitingRequests
 from broker.core.worker_registry import BrokerService, WorkerGroup, WorkerPeer
 
@@ -70,6 +71,7 @@ class ManagedBroker(Protocol):
     workers: dict[Peer, WorkerPeer]
     peers: int
     waiting: WaitingRequests
+    missing: MissingRequests
     stats: dict[str, int]
     documents: Documents
     guard: Guard | None
@@ -132,11 +134,16 @@ def answer(core: ManagedBroker, peer: Peer, name: bytes, body: Frames, now: floa
         if len(body) < 2 or said not in ([], [RUNNING], [AT_LIMIT], [KILL]):
             return [b"400"]
         notify = b"".join(said)
-        if notify == KILL and user is not None and not user.may(Permission.WORK, OF_A_QUEUE):
+        if notify == KILL and user is not None and not is_queue(user):
             notify = RUNNING  # the process may have requests of others, too
         return [core.cancel(peer, body[0], body[1], now, notify)]
     document = _DOCUMENTS.get(name)
     return [b"501"] if document is None else [core.documents.get(name, document, core, now, user)]
+
+
+def is_queue(user: User) -> bool:
+    """Return whether a user may be a queue."""
+    return user.may(Permission.WORK, OF_A_QUEUE)
 
 
 def _presence(core: ManagedBroker, name: bytes, user: User | None) -> bytes:
@@ -167,7 +174,7 @@ def _text(name: bytes) -> str:
 
 def _services(core: ManagedBroker, now: float, user: User | None) -> list[dict[str, Any]]:
     free: dict[WorkerGroup, int] = {}
-    held = core.held()
+    held, away = core.held(), _away(core, user)
     return [
         {
             "name": _text(service.name),
@@ -177,9 +184,22 @@ def _services(core: ManagedBroker, now: float, user: User | None) -> list[dict[s
             "integrated": service.batch is not None,
             "joint": service.joint_groups > 0,
             "held": held.get(service.name, 0),
+            **({"keeps": True} if any(group.keepers for group in service.groups) else {}),
+            **({"away": away[service.name]} if service.name in away else {}),
         }
         for service in _seen(core, user)
     ]
+
+
+def _away(core: ManagedBroker, user: User | None) -> dict[bytes, list[str]]:
+    """Return what workers have of queues that have lost their connections, the contexts by service, for queues and
+    users that may see everything."""
+    if user is not None and not (core.guard is None or core.guard.sees_all(user) or is_queue(user)):
+        return {}
+    away: dict[bytes, list[str]] = {}
+    for orphan in core.missing.orphans.copy().values():
+        away.setdefault(orphan.service, []).append(_text(orphan.context))
+    return away
 
 
 def _idle(service: BrokerService, free: dict[WorkerGroup, int]) -> int:

@@ -8,7 +8,7 @@ queue sends again after its own restart, or over another connection, waits for t
 from __future__ import annotations
 
 from broker.core.mdp import CLIENT_V01, Command, Frames, Peer
-from broker.core.missing import Expected, MissingRequest, NamedRequest, attempt_of, delivery_of, read_given
+from broker.core.missing import Expected, MissingRequest, NamedRequest, Orphan, attempt_of, delivery_of, read_given
 from broker.core.requests import Request
 from broker.core.routing import DeliveryCore
 from broker.core.worker_registry import WorkerPeer
@@ -49,6 +49,9 @@ class ReturnCore(DeliveryCore):
         named = self.missing.decided(expected.delivery)
         if named is None or named.worker.keeper != expected.keeper or request.service not in named.services:
             self._miss(MissingRequest(request, expected.keeper, NO_PROCESS, True), now)
+            worker = self.registry.keepers.get(expected.keeper)
+            if worker is not None and request.service in worker.group.services:  # it is here, and does not have it
+                self._release([expected.delivery], now)
         else:
             self._resume(named, request, now)
 
@@ -56,7 +59,8 @@ class ReturnCore(DeliveryCore):
         """Take a request of a queue elsewhere that was given out before: over another connection, or by this broker
         before a restart. Return whether it was."""
         self.missing.queues.add(request.peer)
-        known = self.missing.orphans.pop(attempt_of(request), None)
+        orphan = self.missing.orphans.pop(attempt_of(request), None)
+        known = None if orphan is None or orphan.service != request.service else orphan.expected
         if (expected := read_given(said) or known) is None:
             return False
         worker = self.registry.keepers.get(expected.keeper)
@@ -64,6 +68,9 @@ class ReturnCore(DeliveryCore):
             if delivery_of(before.token) == expected.delivery and before.peer in self.missing.queues:
                 self._lose_queue(before.peer, now)
                 self.missing.queues.add(request.peer)
+        if expected is known:
+            request.token = expected.delivery
+            self._output += request.given_to(expected.keeper)
         self._expect(request, expected, now)
         return True
 
@@ -73,17 +80,22 @@ class ReturnCore(DeliveryCore):
         self.missing.queues.discard(peer)
         mine = [request for request in self.registry.delivered.values() if request.peer == peer]
         keepers: dict[WorkerPeer, None] = {}
-        self.missing.orphans.clear()
+        named = self.missing.named
+        orphans = {of: one for of, one in self.missing.orphans.items() if one.expected.delivery in named}
         for request in mine:
             delivery, seconds = delivery_of(request.token), now - request.sent_at
             worker, missing = self.workers.get(request.holder), self.missing.get(delivery)
+            keeper = b""
             if missing is not None:
                 self._found(self.missing.pop(delivery))
-                self.missing.orphans[attempt_of(request)] = Expected(delivery, missing.keeper, seconds)
+                keeper = missing.keeper
             elif worker is not None and worker.keeper:
-                keepers[worker] = None
-                self.missing.orphans[attempt_of(request)] = Expected(delivery, worker.keeper, seconds)
+                keepers[worker], keeper = None, worker.keeper
+            if keeper:
+                expected = Expected(delivery, keeper, seconds)
+                orphans[attempt_of(request)] = Orphan(request.service, request.context, expected)
             request.answered = True
+        self.missing.orphans = orphans
         for worker in keepers:
             self._send_worker(worker, Command.DISCONNECT, (), now)
             self._forget(worker, now, died=True, returns=True)

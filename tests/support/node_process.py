@@ -1,5 +1,5 @@
 """A node as a process of its own: `python node_process.py ENDPOINT URL LEASE [AHEAD]`. LEASE is in seconds, AHEAD how
-many seconds of work its broker gets ahead."""
+many seconds of work its broker gets ahead, or "attach": it is at the broker that is there."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from titanic.cluster import node
 
 
 def main(endpoint: str, url: str, lease: str, ahead: str = "") -> None:
-    if ahead:
+    attached = ahead == "attach"
+    if ahead and not attached:
         node.AHEAD_REMOTE = float(ahead)
     logging.basicConfig(level=logging.INFO)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # threads inherit it
-    with Server(node_config(url, float(lease), bind=(endpoint,))):
+    settings = {"broker": endpoint, "lanes": 8} if attached else {"bind": (endpoint,)}
+    with Server(node_config(url, float(lease), **settings)):
         signal.sigwait({signal.SIGTERM})
 
 

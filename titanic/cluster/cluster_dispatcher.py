@@ -20,6 +20,7 @@ from titanic.dispatch.attempts import Finish
 from titanic.dispatch.dispatcher import Dispatcher, DispatchNotice
 from titanic.dispatch.maintenance import Maintenance, MaintenanceWrite
 from titanic.dispatch.outcomes import Outcomes, OutcomeWrite
+from titanic.dispatch.transport import Transport
 from titanic.dispatch.waiters import MOST_WAITERS
 from titanic.protocol.tsp import Progress
 from titanic.services.ask import (
@@ -85,8 +86,11 @@ class ClusterDispatcher(Dispatcher):
     def lasts(self) -> bool:
         return self.node.lasts()
 
+    def connect(self, transport: Transport) -> None:
+        super().connect(transport)
+        self.node.returning.connect(transport, self.deliveries)
+
     def start(self) -> None:
-        self.node.returning.connect(self.transport, self.deliveries)
         self.node.start()
         super().start()
 

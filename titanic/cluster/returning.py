@@ -20,28 +20,26 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from broker import Expected, LocalPeer, NamedRequest, read_json
+from broker import Expected, read_json
 from titanic.cluster.claims_core import POLL_INTERVAL, ClaimsCore
 from titanic.cluster.node_writes import KeepWrite, NamedByWorker, NodeWrite, TakeOverWrite, place_of
 from titanic.commit.writer import Writer
 from titanic.dispatch.core import DispatchCore
 from titanic.dispatch.deliveries import Deliveries
-from titanic.dispatch.transport import LocalTransport, Transport
+from titanic.dispatch.transport import OwnBrokerTransport, Transport, WorkerClaim
 from titanic.errors import OutcomeUnknown
 from titanic.protocol.submit_options import read_policy
 from titanic.services.ask import Inbox
 from titanic.util.clock import elapsed
 
 
-def read_named(token: bytes, named: NamedRequest) -> NamedByWorker | None:
-    """Read a `client` frame; None: it is of no stored request."""
+def read_named(token: bytes, claim: WorkerClaim) -> NamedByWorker | None:
+    """Read a `client` frame, or its context; None: it is of no stored request."""
     try:
         said = read_json(token[len(_delivery_of(token)) :])
         attempt, deadline = int(said["attempt"]), float(said.get("deadline", 0))
         uuid, delivery = bytes.fromhex(said["uuid"]), int(said.get("delivery", attempt))
-        return NamedByWorker(
-            uuid, attempt, delivery, deadline, token, named.worker.keeper, named.services, named.has_reply
-        )
+        return NamedByWorker(uuid, attempt, delivery, deadline, token, claim.keeper, claim.services, claim.has_reply)
     except (LookupError, ValueError, TypeError, AttributeError):
         return None
 
@@ -62,7 +60,7 @@ class ReturningWorkers:
         now_us: Callable[[], int],
     ) -> None:
         self._claims, self._core, self._writer, self._inbox, self._now_us = claims, core, writer, inbox, now_us
-        self._transport: LocalTransport | None = None
+        self._transport: OwnBrokerTransport | None = None
         self._deliveries: Deliveries | None = None
         self._write: TakeOverWrite | None = None
         """What is on its way."""
@@ -77,18 +75,14 @@ class ReturningWorkers:
         return self._write is not None
 
     def connect(self, transport: Transport | None, deliveries: Deliveries | None) -> None:
-        """Serve the workers of the broker in this process; others keep nothing."""
-        if isinstance(transport, LocalTransport):
-            self._transport, self._deliveries = transport, deliveries
-
-    @property
-    def _peer(self) -> LocalPeer | None:
-        return None if self._transport is None else self._transport.peer
+        """Serve the workers of a broker of this project; those of others keep nothing."""
+        self._transport = transport if isinstance(transport, OwnBrokerTransport) and deliveries is not None else None
+        self._deliveries = deliveries
 
     def keeps(self, service: bytes) -> bool:
         """Return whether workers of a service may go to another node with its requests."""
-        is_kept = self._deliveries is not None and self._claims.lease.config.patience > 0
-        return is_kept and self._peer is not None and self._peer.keeps(service)
+        transport = self._transport
+        return transport is not None and self._claims.lease.config.patience > 0 and transport.keeps(service)
 
     def keep(self, deliveries: Deliveries) -> None:
         """Keep for their workers what these have when this node ends."""
@@ -98,19 +92,19 @@ class ReturningWorkers:
 
     def poll(self, now: float) -> None:
         """Ask the store about what workers have named."""
-        peer = self._peer
-        if peer is None or self._write is not None:
+        transport = self._transport
+        if transport is None or self._write is not None:
             return
-        named = peer.named()
+        named = transport.claims()
         asked = {token: one.has_reply for token, one in named.items()}
         if not asked:
             self.due_at = None
         elif asked != self._asked or self.due_at is None or now >= self.due_at:
             self._asked, self.due_at = asked, now + POLL_INTERVAL
             found = []
-            for token, about in named.items():
-                if (one := read_named(token, about)) is None or one.uuid in self._core.flights:
-                    peer.refuse(token)
+            for token, claim in [*named.items()]:
+                if (one := read_named(token, claim)) is None or one.uuid in self._core.flights:
+                    transport.refuse(token)
                 elif one.has_reply or not self._claims.draining:
                     found.append(one)
             if found and (op := self._claims.take_over()) is not None:
@@ -123,16 +117,17 @@ class ReturningWorkers:
         if write.error is not None:
             self._claims.failed(write.op, elapsed(), unchanged=not isinstance(write.error, OutcomeUnknown))
             return
-        peer, transport, deliveries = self._peer, self._transport, self._deliveries
-        assert peer is not None
-        assert transport is not None
-        assert deliveries is not None
         taken = [place_of(*write.rows[uuid]) for uuid, took in write.taken.items() if took]
         mine = {place.uuid for place in self._claims.taken_over(write.op, taken)}
-        now, now_us, named = time.monotonic(), self._now_us(), peer.named()
+        transport, deliveries = self._transport, self._deliveries
+        if transport is None:  # another broker has come
+            self._claims.given_back(mine)
+            return
+        assert deliveries is not None
+        now, now_us, named = time.monotonic(), self._now_us(), transport.claims()
         for one in write.named:
             if one.uuid not in write.taken:
-                peer.refuse(one.token)
+                transport.refuse(one.token)
             elif one.uuid in self._core.flights:
                 pass  # named twice
             elif one.uuid in mine or (one.has_reply and one.token in named):
@@ -141,6 +136,7 @@ class ReturningWorkers:
                 seconds = max(0.0, read_policy(row.options).limit - left) if one.deadline else 0.0
                 send = self._core.resume(service, row, seconds, now, now_us - int(seconds * 1e6))
                 delivery = _delivery_of(one.token)
-                deliveries.note(one.uuid, bytes.fromhex(delivery.decode()), one.keeper)
+                if one.keeper:  # else the broker says GIVEN
+                    deliveries.note(one.uuid, bytes.fromhex(delivery.decode()), one.keeper)
                 transport.resume(send, Expected(delivery, one.keeper, seconds), now)
         transport.push(now)

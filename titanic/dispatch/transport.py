@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from broker import (
     CLIENT_QUEUE,
@@ -50,6 +50,17 @@ MAX_WORKERS = 1 << 20
 """Of a service. An answer that says more makes no sense."""
 
 Key = TypeVar("Key", bound=Hashable)
+
+
+class WorkerClaim(NamedTuple):
+    """What a worker says that it has, given out by another node, or by this one before a restart."""
+
+    services: Iterable[bytes]
+    """Those of the worker: only of these it may have requests."""
+    keeper: bytes = b""
+    """As in `broker.core.missing`; empty: the broker knows it."""
+    has_reply: bool = False
+    """Whether the worker has finished it."""
 
 
 class Transport(Protocol):
@@ -182,6 +193,9 @@ class OwnBrokerTransport:
         """For what the broker notifies workers that a request they have is not wanted any more."""
         self._abandoned: dict[int, bytes] = {}
         """Services of what is with a worker and not wanted any more, by ticket."""
+        self._keeping: set[bytes] = set()
+        self._claims: dict[bytes, WorkerClaim] = {}
+        """As the broker said last."""
 
     @property
     def in_flight(self) -> list[bytes]:
@@ -302,6 +316,19 @@ class OwnBrokerTransport:
         del self._tickets[send.uuid]
         return send
 
+    def keeps(self, service: bytes) -> bool:
+        """Return whether workers of a service keep their requests."""
+        return service in self._keeping
+
+    def claims(self) -> Mapping[bytes, WorkerClaim]:
+        """Return what workers have by their own word, by its `client` frame or context: have each taken back by
+        `resume`, or refuse it."""
+        return self._claims
+
+    def refuse(self, token: bytes) -> None:
+        """Note that a worker has a request no longer that it claims."""
+        self._claims.pop(token, None)
+
     def resume(self, send: Send, expected: Expected, now: float) -> None:
         """Have the broker wait for the worker that has a request."""
         raise NotImplementedError
@@ -329,7 +356,11 @@ class OwnBrokerTransport:
             if self._survey == b"mmi.services":
                 self._core.backlogs.joint = {one["name"].encode() for one in said if one["joint"] is True}
                 held = _counts({one["name"]: one["held"] for one in said if one.get("held")})
+                self._keeping = {one["name"].encode() for one in said if one.get("keeps")}
+                away = {one["name"]: [*map(str.encode, one["away"])] for one in said if one.get("away")}
+                self._claims = {of: WorkerClaim([name.encode()]) for name in away for of in away[name]}
                 said = {one["name"]: one["workers"] for one in said if one["workers"] != 0}
+                said |= {name: max(0, said[name] - len(away[name])) for name in away if name in said}
             workers = _counts(said)
         except (ValueError, TypeError, AttributeError, LookupError):  # no such answer counts as no workers
             workers = {}
@@ -375,6 +406,16 @@ class LocalTransport(OwnBrokerTransport):
     def deliver(self, messages: Sequence[Frames]) -> None:
         """Take messages from the broker. Called in the loop that also runs the dispatcher."""
         self._dispatcher.guard(self.receive, messages, time.monotonic())
+
+    def keeps(self, service: bytes) -> bool:
+        return self.peer.keeps(service)
+
+    def claims(self) -> Mapping[bytes, WorkerClaim]:
+        named = self.peer.named().items()
+        return {token: WorkerClaim(one.services, one.worker.keeper, one.has_reply) for token, one in named}
+
+    def refuse(self, token: bytes) -> None:
+        self.peer.refuse(token)
 
     def resume(self, send: Send, expected: Expected, now: float) -> None:
         self.peer.expect(send.context, expected)
@@ -460,11 +501,15 @@ class SocketTransport(OwnBrokerTransport):
         """Handle a broker that has died and will not answer. Requests that are not wanted must not be sent to the next
         one, and requests that may expire only after a check of the clock, if no worker has them."""
         self.deliver_results(now)
+        self._claims.clear()
         back = self._recalled | {ticket for ticket, send in self._sends.items() if send.has_ttl}
         unwanted, is_given = self._core.reason, self.session.is_given
         self._give_back([one for one in back if not is_given(one) or unwanted(self._sends[one].uuid)], now)
 
     def resume(self, send: Send, expected: Expected, now: float) -> None:
+        if not expected.keeper:  # the broker knows it
+            self.send_requests([send], now)
+            return
         given = expected.delivery, now - expected.seconds, expected.keeper
         ticket = self.session.request(send.service, send.body, now, context=send.context, given=given)
         self._tickets[send.uuid], self._sends[ticket] = ticket, send

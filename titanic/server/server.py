@@ -130,8 +130,7 @@ class Server:
         self.node = None if self._shared is None else self._shared.node
         """This server as a node of a shared store; None: the store is not shared."""
         self.dispatcher = self._shared or Dispatcher(*parts)
-        if config.broker is None or not store.remote:
-            self._know_deliveries(config.store)
+        self._know_deliveries(config.store)
         self._context = ServiceContext(
             front.send_answers,
             self.dispatcher,

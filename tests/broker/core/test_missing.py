@@ -488,10 +488,7 @@ def test_it_has_it_no_longer_before_the_decision(here: Elsewhere, frames: list[b
     here.said("w", b"MDPW02", *frames, token)
     assert not here.core.missing.named
     here.decides(token)
-    for _ in range(7):
-        here.core.receive("w", HEARTBEAT, here.now)
-        here.later(5)
-    assert list(here.given("w")) == [b"1"]
+    assert list(here.given("w")) == [b"1"], "it is here, so that nothing is waited for"
     assert here.answers() == {}
     check(here.core)
 
@@ -505,9 +502,10 @@ def test_its_reply_is_too_large_before_the_decision(here: Elsewhere, command: by
     assert here.cancelled("w") == [token]
     if command == b"\3":
         here.ends("w", token, b"last frame")
-    here.decides(token)
     assert here.answers() == {}
     assert here.core.workers["w"].requests == {}
+    here.decides(token)
+    assert list(here.given("w")) == [b"1"], "it fails with this reply"
     check(here.core)
 
 
@@ -548,6 +546,12 @@ class Attached(Play):
     def submits(self, body: bytes, given: bytes = b"", queue: str = QUEUE) -> None:
         frame = b"titanic:given=" + given if given else b"titanic:given"
         self.said(queue, frame, context(body), body, b"", b"MDPC02", b"\5", b"a", body)
+
+    def service(self) -> dict[str, object]:
+        """What the broker says of the service that only some have."""
+        self.said("asks", b"MDPC02", b"\1", b"mmi.services", b"")
+        (said,) = json.loads(self.heard("asks")[0][3])
+        return {name: said[name] for name in ("keeps", "away") if name in said}
 
     def told(self, queue: str = QUEUE) -> list[tuple[bytes, ...]]:
         """What the queue has heard: the command, and what follows the service."""
@@ -660,6 +664,34 @@ def test_the_queue_comes_again_while_the_worker_is_away() -> None:
     after.ends("w", b"0" * 48 + context(b"1"))
     assert [one for one in after.told("again") if one[0] == b"\3"] == [(b"\3", b"done")]
     check(after.core)
+
+
+def test_after_a_restart_a_worker_that_does_not_name_it_has_it_no_longer() -> None:
+    """Nothing is waited for."""
+    after = Attached()
+    after.ready("w", b"k")
+    after.submits(b"1", b" ".join([b"0" * 48, b"5", keeper_of(None, b"k")]))
+    assert list(after.given("w")) == [b"1"]
+    check(after.core)
+
+
+def test_a_queue_that_has_forgotten_all_hears_what_workers_have(attached: Attached) -> None:
+    attached.submits(b"1")
+    (token,) = attached.given("w").values()
+    assert attached.service() == {"keeps": True}
+    attached.lost(QUEUE)
+    attached.ready("w", b"k", token)
+    assert attached.service() == {"keeps": True, "away": [context(b"1").decode()]}
+    attached.submits(b"2", queue="between")  # this one ends before it takes what the first one had
+    attached.lost("between")
+    attached.ready("w", b"k", token, attached.given("w")[b"2"])
+    attached.submits(b"1", queue="again")
+    assert attached.told("again") == [(b"\11", token[:48], keeper_of(None, b"k"))], "now it knows the delivery"
+    assert attached.service() == {"keeps": True, "away": [context(b"2").decode()]}
+    attached.ends("w", token)
+    assert attached.told("again") == [(b"\3", b"done")]
+    assert attached.given("w") == {}
+    check(attached.core)
 
 
 @pytest.mark.parametrize("said", [b"", b"x", b"x y", b"x y z", b"x 1", b"x -1 k", b"x 99999999999 k"])

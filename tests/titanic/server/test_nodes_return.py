@@ -3,6 +3,7 @@ another."""
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 from collections import Counter
@@ -41,9 +42,15 @@ class Nodes:
         self.endpoints = [f"tcp://127.0.0.1:{free_port()}" for _ in range(3)]
         self.look = stack.enter_context(PostgresStore.open(url))
 
-    def process(self, number: int, lease: float = LEASE) -> Process:
+    def broker(self, number: int) -> Process:
+        """A broker in its own process, for a node that is `attached`."""
+        output = self.folder / f"broker{number}.log"
+        arguments = "broker", self.endpoints[number]
+        return self.stack.enter_context(Process(SUPPORT / "server_process.py", *arguments, output=output))
+
+    def process(self, number: int, lease: float = LEASE, *, attached: bool = False) -> Process:
         """A node in its own process; it runs when this returns."""
-        arguments = self.endpoints[number], self.url, str(lease)
+        arguments = [self.endpoints[number], self.url, str(lease), *["attach"] * attached]
         output = self.folder / f"node{number}.log"
         node = self.stack.enter_context(Process(SUPPORT / "node_process.py", *arguments, output=output))
         with self.client(number) as client:
@@ -291,6 +298,37 @@ def test_a_reply_that_its_node_has_lost(nodes: Nodes) -> None:
         worker.says(b"MDPW02", b"\4", token, b"", b"true")
         assert client.wait(uuid, 60) == [b"true"]
         assert client.show(uuid)["attempts"] == 1
+
+
+@pytest.mark.parametrize("how", ["stop", "kill"])
+@pytest.mark.parametrize("who", ["broker", "queue"])
+def test_a_separate_broker_and_its_queue_restart_alone(nodes: Nodes, who: str, how: str) -> None:
+    """Their worker goes on; another node, which has a free one, gets nothing of what it has."""
+    work, other, count = Handler(), Handler(), 3
+    other.go.set()
+    broker, node = nodes.broker(0), nodes.process(0, attached=True)
+    worker = nodes.worker(work, 0, jobs=count)
+    nodes.here(1)
+    with nodes.client(0) as client:
+        uuids = [client.submit("echo", b"%d" % number) for number in range(count)]
+        until(lambda: len(work.begun) == count)
+        free = nodes.worker(other, 1, jobs=count)
+        until(lambda: free.registered)
+        if who == "broker":
+            end(broker, how)
+            until(lambda: not worker.registered)
+            nodes.broker(0)
+        else:
+            before = nodes.living()
+            end(node, how)
+            nodes.process(0, attached=True)
+            until(lambda: not before <= nodes.living())
+        until(lambda: json.loads(client.call("mmi.stats", b"")[0])["resumed"] == count)
+        assert all(client.show(uuid)["state"] == "running" for uuid in uuids)
+        work.go.set()
+        replies(client, uuids)
+    once(work, count)
+    assert not other.begun
 
 
 STRANGERS: dict[str, Callable[[bytes], list[bytes]]] = {
