@@ -21,6 +21,7 @@ from titanic.web.app_state import app_state, visitor_of
 from titanic.web.pages import forms
 from titanic.web.problems import HTTPProblem
 from titanic.web.request_filter import FOREVER, RequestFilter, parse_filter
+from titanic.web.request_headers import WHOLE
 
 COUNT_TIMEOUT, COUNT_INTERVAL = 2.0, 0.05
 """Seconds for which the page of a job waits for its number, and between two polls."""
@@ -93,7 +94,7 @@ async def change(request: Request) -> Response:
         raise HTTPProblem(400, "nothing was changed: the form says not what to do; reload its page")
     if change == "confirm" and _typed(job) and form.get("typed", "").strip().replace(",", "") != str(job["counted"]):
         raise HTTPProblem(400, f"nothing was closed: type “{_typed(job)}” to confirm")
-    number = int(form["count"]) if form.get("count", "").isdecimal() else None
+    number = int(form["count"]) if WHOLE.fullmatch(form.get("count", "")) else None
     try:
         await visitor_of(request).client.change_redrive(job["id"], cast(Any, change), number)
     except InvalidRequest as error:

@@ -230,6 +230,7 @@ def test_a_job_is_paused_resumed_and_stopped(http: httpx.Client, client: Client)
     assert "the remaining requests are unchanged" in page_of(http, where).text
     assert http.post(f"/actions{where}", data=form | {"do": "resume"}).status_code == 409
     assert http.post(f"/actions{where}", data=form | {"do": "burn"}).status_code == 400
+    assert http.post(f"/actions{where}", data=form | {"do": "confirm", "count": "9" * 5000}).status_code == 409
 
 
 @pytest.mark.settings(max_attempts=1)
