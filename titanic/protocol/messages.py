@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -392,15 +392,16 @@ def _decoder(declared: type[Struct]) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(declared)
 
 
-_UNKNOWN = re.compile("Object contains unknown field `(.*)`", re.DOTALL)
-_AT = re.compile(r"- at `\$\.(\w+)|missing required field `(\w+)`")
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`(?: - at `\$\.(\w+)`)?", re.DOTALL)
+_AT = re.compile(r"- at `\$\.([\w.]+)|missing required field `(\w+)`")
 
 
 def _fault(declared: type[Struct], error: msgspec.ValidationError) -> str:
     if isinstance(error.__cause__, ValueError):
         return str(error.__cause__)
     text = str(error)
-    if unknown := _UNKNOWN.match(text):
+    if unknown := _UNKNOWN.fullmatch(text):
+        declared = _inner(declared, unknown[2]) if unknown[2] else declared
         known = [*declared.__struct_fields__, declared.__struct_config__.tag_field]
         return f"unknown option {quoted(unknown[1])}; known: {', '.join(sorted(filter(None, known)))}"
     if at := _AT.search(text):
@@ -410,10 +411,24 @@ def _fault(declared: type[Struct], error: msgspec.ValidationError) -> str:
 
 @cache
 def _must_be(declared: type[Struct], name: str) -> str:
-    hint = get_type_hints(declared, include_extras=True).get(name)
-    return f"{name} must be {_description(hint)}"
+    name, _, inner = name.partition(".")
+    if inner:
+        return _must_be(_inner(declared, name), inner)
+    return f"{name} must be {_description(get_type_hints(declared, include_extras=True).get(name))}"
+
+
+def _inner(declared: type[Struct], name: str) -> type[Struct]:
+    """The object that a field holds."""
+    found: type[Struct] = next(one for one in get_args(get_type_hints(declared)[name]) if issubclass(one, Struct))
+    return found
 
 
 def _description(hint: Any) -> str:
     metas = [one.description for one in getattr(hint, "__metadata__", ()) if isinstance(one, Meta) and one.description]
-    return metas[-1] if metas else next(filter(None, map(_description, get_args(hint))), "")
+    if metas:
+        return metas[-1]
+    if get_origin(hint) is Literal:
+        return f"one of {', '.join(get_args(hint))}"
+    if hasattr(hint, "__struct_fields__"):
+        return f"an object with some of {', '.join(hint.__struct_fields__)}"
+    return next(filter(None, map(_description, get_args(hint))), "")

@@ -44,17 +44,21 @@ def test_a_job_over_given_requests(http: httpx.Client, client: Client) -> None:
 
 
 def test_what_is_wrong(http: httpx.Client) -> None:
-    for wrong in (
-        {},
-        {"action": "burn"},
-        {"action": "close"},
-        {"action": "close", "where": {"servce": "mail"}},
-        {"action": "retry", "where": {"state": "done"}},
-        {"action": "retry", "rate": 0},
-        {"action": "retry", "uuids": ["x"]},
-        {"action": "retry", "uuids": ["0" * 32], "where": {"key": "a"}},
+    for wrong, fault in (
+        ({}, "action must be one of retry, close"),
+        ({"action": "burn"}, "action must be one of retry, close"),
+        ({"action": "close"}, "closing needs a state"),
+        ({"action": "close", "where": []}, "where must be an object with some of service, state"),
+        ({"action": "close", "where": {"servce": "mail"}}, "unknown option 'servce'; known: body, error, key"),
+        ({"action": "close", "where": {"state": "waiting", "since": -1}}, "since must be a time in seconds"),
+        ({"action": "retry", "where": {"state": "done"}}, "state must be failed or expired"),
+        ({"action": "retry", "rate": 0}, "rate must be a number"),
+        ({"action": "retry", "uuids": ["x"]}, "uuids must be a list"),
+        ({"action": "retry", "uuids": ["0" * 32], "where": {"key": "a"}}, "without uuids"),
     ):
-        assert http.post("/v1/jobs", json=wrong).status_code == 400, wrong
+        answer = http.post("/v1/jobs", json=wrong)
+        assert answer.status_code == 400, wrong
+        assert fault in answer.json()["detail"]
     assert http.get(f"/v1/jobs/{'0' * 32}").status_code == 404
     assert http.get("/v1/jobs/x").status_code == 404
     assert http.patch(f"/v1/jobs/{'0' * 32}", json={"change": "pause"}).status_code == 404
