@@ -337,7 +337,7 @@ def _replace(path: Path, text: str, *, is_access: bool = False) -> None:
         draft.write_text(text)
         if is_access:
             AccessFile(draft)
-        draft.replace(path)
+        draft.replace(path.resolve())  # servers may read what a link leads to
     except AccessError as error:
         raise AccessError(str(error).replace(str(draft), str(path))) from error
     finally:

@@ -190,6 +190,15 @@ def test_a_user_is_revoked(file: Path) -> None:
     assert here("access", "revoke", "shop", "--access", file).err == f"titanic: {file} has no user shop; it has op.a\n"
 
 
+def test_a_link_stays_one_and_its_file_is_changed(file: Path) -> None:
+    file.write_text(CHANGED)
+    link = file.with_name("link.toml")
+    link.symlink_to(file)
+    assert here("access", "revoke", "shop", "--access", link).code == 0
+    assert link.is_symlink()
+    assert "[users.shop]" not in file.read_text()
+
+
 def test_a_file_that_is_not_understood_is_not_changed(file: Path) -> None:
     """Neither are keys left behind."""
     text = 'users.shop = {keys = ["shop.key"]}\n[users.op]\n'
