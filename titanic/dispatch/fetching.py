@@ -136,7 +136,8 @@ class LocalFetch:
                     if left <= 0:
                         break
                     try:
-                        rows = transaction.next_ready(service, after, limit, left, skip=self._core.flights)
+                        most = limit + len(self._held)  # those delay no other
+                        rows = transaction.next_ready(service, after, most, left, skip=self._core.flights)
                     except RecordCorrupt as damage:
                         self._damage.failed(damage)
                         self._core.damaged(service, damage.uuid, str(damage), now)

@@ -112,6 +112,17 @@ def test_a_request_that_two_changes_hold_is_sent_after_both(store: Store) -> Non
     dispatcher.loop.stop()
 
 
+def test_a_request_that_is_held_delays_no_other(store: Store) -> None:
+    rounds = Rounds(store, {b"echo": 2}, b"x")
+    rounds.dispatcher.core.present(b"echo", 1, 0.0)
+    with store.read() as transaction:
+        first, second = transaction.select()
+    assert rounds.dispatcher.hold(first.uuid)
+    rounds.next()
+    assert [send.uuid for send in rounds.transport.sent] == [second.uuid]
+    rounds.dispatcher.loop.stop()
+
+
 def test_times_are_in_order_however_long_a_round_or_a_commit_waits(store: Store) -> None:
     rounds = Rounds(store, {b"echo": 1}, b"x")
     dispatcher = rounds.dispatcher
