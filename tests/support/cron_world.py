@@ -13,6 +13,9 @@ from random import Random
 from typing import Any
 
 from titanic.errors import TimedOut
+from titanic.facts.schedules import register
+from titanic.protocol.documents import ScheduleReport
+from titanic.protocol.messages import SchedulesAction, read
 from titanic.schedules import Schedule, Scheduler
 from titanic.services import list_requests
 from titanic.services.request_submit import parse_submit
@@ -144,6 +147,12 @@ class Peer:
     def close(self, uuid: str) -> None:
         with self._message(stand="stand"), self._world.store.write() as transaction:
             transaction.close(bytes.fromhex(uuid), int(self._world.clock * 1e6))
+
+    def register_schedules(self, reports: list[ScheduleReport]) -> None:
+        message = json.dumps({"do": "schedules", "rows": reports}).encode()
+        with self._message(stand="stand"), self._world.store.write() as transaction:
+            rows = read(SchedulesAction, message).rows
+            register(transaction, rows, "", None, int(self._world.clock * 1e6))
 
     def _list(self, options: dict[str, Any]) -> bytes:
         with self._world.store.read() as transaction:

@@ -41,6 +41,7 @@ archive          archive      out     out      403 f    403 f         –       
 drain            admin        out     out      403 f    403 f         –          400 t     –        –       400 t
 set              admin        out     out      403 f    403 f         –          200       –        –       200
 refused          gateway      out     out      403 f    403 f         –          200       –        –       200
+schedules        read         out     out      403 f    403 f         –          200       –        –       200
 mmi.service      call         out     out      404      200           404        200       –        –       200
 mmi.services     submit       out     out      unseen   seen          unseen     seen      –        –       seen
 mmi.workers      work         out     out      unseen   seen          unseen     seen      –        –       seen
@@ -103,6 +104,7 @@ def bodies(requests: Requests) -> dict[str, tuple[bytes, ...]]:
         "drain": (b"titanic.admin", b'{"do": "drain"}'),
         "set": (b"titanic.admin", b'{"do": "set", "service": "parked", "paused": false}'),
         "refused": (b"titanic.admin", b'{"do": "refused", "rows": []}'),
+        "schedules": (b"titanic.admin", b'{"do": "schedules", "rows": []}'),
         "mmi.service": (b"mmi.service", ECHO),
         "mmi.services": (b"mmi.services", b""),
         "mmi.workers": (b"mmi.workers", b""),

@@ -37,6 +37,7 @@ def cron(words: Words, once: bool, as_json: bool, log_level: str, log_format: st
     \b
     titanic cron FILE             run the schedules until SIGTERM or Ctrl-C
     titanic cron list FILE        list the last and next tick of each schedule
+    titanic cron list             list all schedules that schedulers have registered
     titanic cron run FILE NAME    submit a request now, in addition to the ticks
     titanic cron pause NAME...    pause schedules
     titanic cron resume NAME...   resume schedules; skipped ticks do not count as missed
@@ -68,12 +69,15 @@ def cron(words: Words, once: bool, as_json: bool, log_level: str, log_format: st
     comes the first time. Cron expressions need the extra `tasks`.
 
     --json prints, for list, a list of {name, when, service, missed, paused, next, last: null or {tick, uuid, state}},
-    with times as UTC strings; for run {uuid}; for --once {uuids}; for pause and resume {names}. The state is `closed`
-    if the request was closed, or deleted after its retention time.
+    with times as UTC strings; for list without FILE a list of {name, owner, service, when, tz, next, last: null or
+    {tick, uuid, state}, paused_at, late, process, registered_at, seen_at}, with times in microseconds since 1970;
+    `late`: its next tick was due two minutes ago, and no scheduler submitted it; for run {uuid}; for --once {uuids};
+    for pause and resume {names}. The state is `closed` if the request was closed, or deleted after its retention time.
 
     \b
     Example:
       titanic cron list schedules.toml
+      titanic cron list
       titanic cron run schedules.toml nightly
       titanic cron pause nightly
       titanic cron resume nightly
@@ -82,6 +86,10 @@ def cron(words: Words, once: bool, as_json: bool, log_level: str, log_format: st
     verb, names = (words[0], words[1:]) if words[0] in ("list", "run", "pause", "resume") else ("", words)
     if once and verb:
         raise click.UsageError(f"--once cannot be used with {verb}")
+    if words == ("list",):
+        with connect_to_read(reach) as client:
+            _list_registered(client, as_json)
+        return
     if verb in ("pause", "resume"):
         _set_paused(verb, names, as_json, reach)
         return
@@ -143,6 +151,23 @@ def _list(client: Client, schedules: Sequence[Schedule], as_json: bool) -> None:
             *(row["last"].values() if row["last"] else ("–", "–", "–")),
         )
         for row in rows
+    ]
+    print_table(("NAME", "WHEN", "NEXT", "LAST", "UUID", "STATE"), lines)
+
+
+def _list_registered(client: Client, as_json: bool) -> None:
+    found = client.schedules()
+    if as_json:
+        print_json(found)
+        return
+    lines = [
+        (
+            one["name"],
+            one["when"] if one["tz"] == "UTC" else f"{one['when']} {one['tz']}",
+            "paused" if one["paused_at"] else in_utc(one["next"] / 1e6) + (" late" if one["late"] else ""),
+            *((in_utc(last["tick"] / 1e6), last["uuid"], last["state"]) if (last := one["last"]) else ("–", "–", "–")),
+        )
+        for one in found
     ]
     print_table(("NAME", "WHEN", "NEXT", "LAST", "UUID", "STATE"), lines)
 

@@ -32,6 +32,8 @@ from titanic.protocol.documents import (
     JobConditions,
     NodeInfo,
     RedriveInfo,
+    ScheduleInfo,
+    ScheduleReport,
     Stats,
     WorkersInfo,
 )
@@ -330,6 +332,14 @@ class Client:
     def redrives(self, job: str | None = None) -> builtins.list[RedriveInfo]:
         """Return the jobs that the user may see, newest first, or one of them."""
         return finish(self._own.redrives(job))
+
+    def register_schedules(self, schedules: Sequence[ScheduleReport]) -> None:
+        """Report schedules that this process runs: the server remembers them. A `Scheduler` does that itself."""
+        finish(self._own.register_schedules(schedules))
+
+    def schedules(self) -> builtins.list[ScheduleInfo]:
+        """Return the registered schedules that the user may see, by owner and name."""
+        return finish(self._own.schedules())
 
     def archive(
         self,

@@ -6,6 +6,7 @@ from __future__ import annotations
 import builtins
 import math
 import os
+import socket
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
@@ -37,6 +38,8 @@ from titanic.protocol.documents import (
     JobConditions,
     NodeInfo,
     RedriveInfo,
+    ScheduleInfo,
+    ScheduleReport,
     Stats,
     WorkersInfo,
 )
@@ -438,6 +441,16 @@ class ClientCore:
         found: builtins.list[RedriveInfo] = (await self._document(tsp.LIST, options))["jobs"]
         if job is not None and not found:
             raise InvalidRequest(f"there is no job {job}", "it is too old, or of another user", "list the jobs")
+        return found
+
+    async def register_schedules(self, schedules: Sequence[ScheduleReport]) -> None:
+        """Report schedules that this process runs."""
+        process = f"{socket.gethostname()[:100]}:{os.getpid()}"
+        await self._document(tsp.ADMIN, {"do": "schedules", "rows": [*schedules], "process": process})
+
+    async def schedules(self) -> builtins.list[ScheduleInfo]:
+        """The registered schedules that the user may see."""
+        found: builtins.list[ScheduleInfo] = (await self._document(tsp.LIST, {"schedules": True}))["schedules"]
         return found
 
     async def archive(

@@ -360,6 +360,49 @@ class RedriveInfo(TypedDict):
     reason: str
 
 
+class ScheduleReport(TypedDict):
+    """A schedule as its scheduler reports it: its expression or interval, its next tick and its last one with the UUID,
+    in seconds since 1970."""
+
+    name: str
+    service: str
+    when: str
+    tz: str
+    next: float
+    tick: NotRequired[float]
+    uuid: NotRequired[str]
+
+
+class TickInfo(TypedDict):
+    """A tick and its request; `state` is `closed` if that is gone."""
+
+    tick: int
+    uuid: str
+    state: str
+
+
+class ScheduleInfo(TypedDict):
+    """A registered schedule. Times are in microseconds since 1970; 0: never."""
+
+    name: str
+    owner: str
+    """The user of its schedulers; empty without access control."""
+    service: str
+    when: str
+    """The cron expression, or the interval as `every 300 s`."""
+    tz: str
+    next: int
+    last: TickInfo | None
+    paused_at: int
+    late: bool
+    """Whether no scheduler has submitted the next tick two minutes afterwards."""
+    process: str
+    """HOST:PID of the scheduler that registered it last."""
+    registered_at: int
+    seen_at: int
+    """When a scheduler registered it last."""
+
+
 class ArchiveInfo(TypedDict):
     """The archive of closed requests: it has them up to number `archived_upto`, the store has `first` to `last`."""
 

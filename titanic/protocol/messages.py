@@ -163,6 +163,7 @@ class List(Message):
     body: Whole | None = None
     why: Whole | None = None
     jobs: Flag | None = None
+    schedules: Flag | None = None
 
     def __post_init__(self) -> None:
         for name in ("most", "body", "why"):
@@ -320,6 +321,27 @@ class RefusedAction(Message, tag_field="do", tag="refused"):
     rows: Annotated[list[RefusedRow], Meta(max_length=MOST_UUIDS, description=f"a list of at most {MOST_UUIDS} rows")]
 
 
+class ScheduleRow(Message):
+    """A schedule as its scheduler reports it. Times are in seconds since 1970."""
+
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$(?!\n)", description="the name of a schedule")]
+    service: Annotated[str, Meta(min_length=1, max_length=255, description="the name of a service")]
+    when: Annotated[str, Meta(max_length=200, description="a string of at most 200 characters")]
+    next: Moment
+    tz: Annotated[str, Meta(max_length=100, description="a time zone")] = "UTC"
+    tick: Moment | None = None
+    uuid: Id | None = None
+
+
+class SchedulesAction(Message, tag_field="do", tag="schedules"):
+    """titanic.admin: register schedules that a scheduler runs, or refresh them."""
+
+    rows: Annotated[
+        list[ScheduleRow], Meta(max_length=MOST_UUIDS, description=f"a list of at most {MOST_UUIDS} schedules")
+    ]
+    process: Annotated[str, Meta(max_length=200, description="a string of at most 200 characters")] = ""
+
+
 def _holds(kind: type, hint: Any) -> bool:
     """Whether a declaration is of a type, or of several of them."""
     return hint is kind or any(_holds(kind, one) or type(one) is kind for one in get_args(hint))
@@ -333,7 +355,15 @@ SUBMIT_NUMBERS: dict[str, type[int] | type[float]] = {
 """Options of a request that are numbers, for a task or a schedule as well as for one request. Times are float."""
 
 Admin = (
-    RetryAction | PurgeAction | RedriveAction | ChangeAction | ArchiveAction | DrainAction | SetAction | RefusedAction
+    RetryAction
+    | PurgeAction
+    | RedriveAction
+    | ChangeAction
+    | ArchiveAction
+    | DrainAction
+    | SetAction
+    | RefusedAction
+    | SchedulesAction
 )
 _ADMIN: dict[str, type[Admin]] = {
     "retry": RetryAction,
@@ -344,6 +374,7 @@ _ADMIN: dict[str, type[Admin]] = {
     "drain": DrainAction,
     "set": SetAction,
     "refused": RefusedAction,
+    "schedules": SchedulesAction,
 }
 
 

@@ -17,6 +17,7 @@
     titanic.admin purge              close, and read: its owner         403 without close; else it is not done
     titanic.admin redrive            as for retry or purge              403; then the job ends
     titanic.admin change             submit, close, and read: owner     403 without these; else as for an unknown UUID
+    titanic.admin schedules          submit, and read                   403 without read; else rows are skipped
     titanic.admin archive            archive, or admin                  403
     titanic.admin drain              admin                              403
     titanic.admin set                admin                              403

@@ -121,6 +121,11 @@ def request_fault(body: Frames) -> str | None:
     return None
 
 
+def paused_key(schedule: str) -> str:
+    """The key of the request that stands for the pause of a schedule."""
+    return f"cron:{schedule}:paused"
+
+
 def read_uuid(body: Frames) -> bytes | None:
     """The one UUID that a body names; None when it is not 32 hexadecimal digits."""
     return ids.parse(body[0]) if len(body) == 1 else None

@@ -240,11 +240,6 @@ def check_name(name: object) -> None:
         raise InvalidSchedule(f"name is {quoted(name)}", "", advice)
 
 
-def paused_key(name: str) -> str:
-    """The key of the request that stands for the pause of a schedule."""
-    return f"cron:{name}:paused"
-
-
 def resumed_key(name: str) -> str:
     """The key of the request that records when a schedule was resumed."""
     return f"cron:{name}:resumed"

@@ -31,8 +31,10 @@ from typing import Any, NamedTuple
 from titanic.client.client import Client
 from titanic.client.request_queue import Found, RequestQueue
 from titanic.errors import Forbidden, InvalidSchedule, KeyRefused, TimedOut, TitanicError
-from titanic.protocol.submit_options import MOST_SECONDS
-from titanic.schedules.schedule import MOST, Schedule, in_utc, paused_key, resumed_key
+from titanic.protocol.documents import ScheduleReport
+from titanic.protocol.submit_options import MOST_SECONDS, MOST_UUIDS
+from titanic.protocol.tsp import paused_key
+from titanic.schedules.schedule import MOST, Schedule, in_utc, resumed_key
 from titanic.util.clock import Clock, elapsed
 
 LATE = 60.0
@@ -211,6 +213,9 @@ AGAIN = 2.0
 BEHIND = 0.002
 """Seconds that it sleeps beyond a tick: one that it wakes before costs another question."""
 
+REGISTER_LEAST, REGISTER_MOST = 5.0, 600.0
+"""Seconds between two reports to the server: after ticks at least, without them at most, and after a refusal."""
+
 Submitted = tuple[Schedule, int, str]
 """A tick and its UUID."""
 
@@ -243,6 +248,9 @@ class Scheduler:
         self._complaints: dict[str, str] = {}
         self._failed: dict[str, TitanicError] = {}
         self._stopping = threading.Event()
+        self._last: dict[str, tuple[int, str]] = {}
+        self._unreported = True
+        self._register_from, self._register_at = 0.0, 0.0
 
     def run(self) -> None:
         """Submit ticks as they come, until `stop`. A queue that is away is waited for. Raises KeyRefused."""
@@ -288,6 +296,9 @@ class Scheduler:
                 core.done(plan)
         for core in self._cores:
             self._complain(core.schedule.name, self._failed.get(core.schedule.name))
+        self._last.update({schedule.name: (tick, uuid) for schedule, tick, uuid in done})
+        self._unreported = self._unreported or bool(done)
+        self._register(now)
         first = next(iter(self._failed.values()), None)
         return Round(done, self._until_next(now, asked) if first is None else AGAIN, first)
 
@@ -309,6 +320,8 @@ class Scheduler:
             past = submitted_ticks(self._client, core.schedule, checked)
             if core.suffices(checked, past.known, past.since):
                 break
+        if past.known:
+            self._last[core.schedule.name] = max(past.known.items())
         return core.missed(now, checked, past.known, past.since)
 
     def _submit(self, schedule: Schedule, tick: int, asked: float) -> str:
@@ -320,6 +333,32 @@ class Scheduler:
         found = " of before, which is unique" if isinstance(uuid, Found) else ""
         log.info("%s: tick %s is request %s%s", schedule.name, in_utc(tick), uuid, found)
         return uuid
+
+    def _register(self, now: float) -> None:
+        """Report the schedules to the server, which remembers them for those who ask."""
+        elapsed = self._elapsed()
+        if elapsed < (self._register_from if self._unreported else self._register_at):
+            return
+        self._unreported, self._register_at = False, elapsed + REGISTER_MOST
+        try:
+            self._client.register_schedules([self._report(core, now) for core in self._cores[:MOST_UUIDS]])
+            self._register_from = elapsed + REGISTER_LEAST
+        except TitanicError as error:  # of an older server, mostly; ticks do not depend on it
+            log.debug("the schedules are not registered: %s", error)
+            self._register_from = self._register_at
+
+    def _report(self, core: ScheduleCore, now: float) -> ScheduleReport:
+        schedule = core.schedule
+        report: ScheduleReport = {
+            "name": schedule.name,
+            "service": schedule.service,
+            "when": (schedule.cron or schedule.when)[:200],
+            "tz": schedule.tz,
+            "next": core.next(now),
+        }
+        if (last := self._last.get(schedule.name)) is not None:
+            report["tick"], report["uuid"] = last
+        return report
 
     def _until_next(self, now: float, asked: float) -> float:
         ticks = [core.next(now) for core in self._cores]

@@ -17,6 +17,7 @@ from msgspec import UNSET
 from broker import User, UserLimits
 from titanic.commit.writer import halves
 from titanic.errors import Forbidden, InvalidArchive, InvalidRequest, StoreError, StoreFull
+from titanic.facts import schedules
 from titanic.facts.audit import MINUTE_US, Act, RefusalCount, Tally, report
 from titanic.facts.counts import CANCELLED, CLOSED, REQUEUED
 from titanic.protocol import tsp
@@ -29,6 +30,7 @@ from titanic.protocol.messages import (
     RedriveAction,
     RefusedAction,
     RetryAction,
+    SchedulesAction,
     SetAction,
     read_admin,
 )
@@ -118,6 +120,9 @@ class AdminWrite:
                     }
                     self._context.audit.put_refusals(transaction, rows)
                     document = {"done": len(rows)}
+                elif isinstance(options, SchedulesAction):
+                    done = schedules.register(transaction, options.rows, options.process, ask.user, now_us)
+                    document = {"done": done}
                 elif isinstance(options, RedriveAction):
                     redrive.lock(transaction, self._context.host)
                     origin, self._jobs = self._context.origin(ask), True
@@ -352,6 +357,7 @@ _ACTIONS = {
     DrainAction: "drain",
     SetAction: "set",
     RefusedAction: "gateway",
+    SchedulesAction: "read",
 }
 
 

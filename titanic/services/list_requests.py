@@ -10,6 +10,7 @@ from msgspec.structs import asdict
 
 from broker import User
 from titanic.errors import Forbidden, RecordCorrupt
+from titanic.facts import schedules
 from titanic.protocol import tsp
 from titanic.protocol.answers import SUBMITTER_FIELDS
 from titanic.protocol.messages import List, read
@@ -97,6 +98,8 @@ def _answer(
 ) -> Frames:
     if options.jobs:
         return [tsp.OK, json.dumps({"jobs": redrive.documents(transaction, user, options.uuid)}).encode()]
+    if options.schedules:
+        return [tsp.OK, json.dumps({"schedules": schedules.documents(transaction, user, now_us)}).encode()]
     owner = None if user is None or user.reads_all else user.owner
     if options.owner is not None:
         if owner not in (None, options.owner.encode()):

@@ -59,6 +59,7 @@ jobs                  read               403      403             –          s
 job                   read               403      403             –          200     404      200   200
 change a job          read               403      403             –          200     404      409   200
 page: all that match  close read         403      403, 403        –          303     –        –     303
+schedules             read               403      403             –          200     –        –     200
 session               –                  200      –               –          200     –        –     200
 openapi               –                  200      –               –          200     –        –     200
 page: retry           submit read        403      403, 403        403        303     404      303   303
@@ -106,6 +107,7 @@ CALLS = {
     "workers": "GET /v1/workers",
     "stats": "GET /v1/stats",
     "history": "GET /v1/history",
+    "schedules": "GET /v1/schedules",
     "audit": "GET /v1/audit",
     "events": "GET /v1/events",
     "take": "POST /v1/services/{service}:take",
@@ -319,7 +321,18 @@ TRIES: dict[str, Callable[[Scene, str, str, str], str]] = {
     **dict.fromkeys(("retry", "close", "page: retry", "page: close"), changed),
     **dict.fromkeys(("page: retry these", "page: close these"), changed),
     **dict.fromkeys(
-        ("services", "stats", "stats, reading", "history", "history, reading", "audit", "session", "openapi"), fetched
+        (
+            "services",
+            "stats",
+            "stats, reading",
+            "history",
+            "history, reading",
+            "audit",
+            "session",
+            "openapi",
+            "schedules",
+        ),
+        fetched,
     ),
     **dict.fromkeys(("workers", "workers, reading"), worked),
     **dict.fromkeys(("events", "events of a request"), events),

@@ -393,6 +393,37 @@ class BulkJobList(TypedDict):
     jobs: list[BulkJob]
 
 
+class LastTick(TypedDict):
+    """The request of a tick."""
+
+    tick: Time
+    uuid: Uuid
+    state: Annotated[str, Meta(description="`closed`: the request is gone.")]
+
+
+class ListedSchedule(TypedDict):
+    """A schedule that a scheduler has registered."""
+
+    name: str
+    owner: Annotated[str, Meta(description="The user of its schedulers; empty without access control.")]
+    service: str
+    when: Annotated[str, Meta(description="The cron expression, or the interval.")]
+    tz: str
+    next: Annotated[Time, Meta(description="The next tick.")]
+    last: LastTick | None
+    paused_at: Time | None
+    late: Annotated[bool, Meta(description="Whether its next tick was due two minutes ago.")]
+    process: Annotated[str, Meta(description="HOST:PID of the scheduler that registered it last.")]
+    registered_at: Time
+    seen_at: Annotated[Time, Meta(description="When a scheduler registered it last.")]
+
+
+class ScheduleList(TypedDict):
+    """The schedules that you may see, by owner and name."""
+
+    schedules: list[ListedSchedule]
+
+
 class StartJob(Message):
     """A job over the requests that meet all conditions of `where`, or `uuids`."""
 
@@ -510,6 +541,7 @@ DOCUMENTS = (
     History,
     BulkJob,
     BulkJobList,
+    ScheduleList,
     StartJob,
     ChangeJob,
     AuditRows,

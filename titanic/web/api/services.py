@@ -13,13 +13,14 @@ from starlette.responses import Response
 
 from titanic.errors import InvalidRequest
 from titanic.protocol import tsp
-from titanic.protocol.documents import AuditQuery, FailureGroupInfo, WorkerInfo
+from titanic.protocol.documents import AuditQuery, FailureGroupInfo, ScheduleInfo, WorkerInfo
 from titanic.web.api.openapi import (
     AFTER,
     FLAG,
     LIMIT,
     AuditRows,
     History,
+    ScheduleList,
     ServiceLinks,
     ServicePage,
     Stats,
@@ -89,6 +90,22 @@ def _worker(row: WorkerInfo) -> dict[str, Any]:
     requests = [{**one, "started_at": timestamp(one["started_at"])} for one in row["requests"]]
     times = {name: timestamp(row[name]) for name in ("registered_at", "heard_at")}
     return {**row, "requests": requests, **times}
+
+
+async def get_schedules(request: Request) -> Response:
+    """List the registered schedules."""
+    read_query(request, ())
+    try:
+        found = await visitor_of(request).client.schedules()
+    except InvalidRequest as error:
+        raise HTTPProblem(503, f"the server keeps no schedules: {error}") from error
+    return json_response({"schedules": [_schedule(one) for one in found]})
+
+
+def _schedule(row: ScheduleInfo) -> dict[str, Any]:
+    last = row["last"] and {**row["last"], "tick": timestamp(row["last"]["tick"])}
+    times = {name: timestamp(row[name]) for name in ("next", "paused_at", "registered_at", "seen_at")}
+    return {**row, "last": last, **times}
 
 
 async def get_stats(request: Request) -> Response:
@@ -165,6 +182,15 @@ ROUTES = [
             "workers",
             "List the workers of the server",
             {"200": answer("The workers.", WorkerList), **wrong()},
+        ),
+    ),
+    ApiRoute(
+        "/v1/schedules",
+        GET=endpoint(
+            get_schedules,
+            "schedules",
+            "List the registered schedules",
+            {"200": answer("The schedules.", ScheduleList), **wrong()},
         ),
     ),
     ApiRoute(

@@ -1,11 +1,11 @@
-"""Schedules as the queue knows them: their pauses, and the requests of their ticks that are not closed. The time of the
-next tick is known only to the schedulers, which have the file of `titanic cron`."""
+"""Schedules: those that schedulers have registered, and those of which the queue has pauses or requests."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from starlette.requests import Request
@@ -13,8 +13,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from titanic.aio import Client
+from titanic.errors import InvalidRequest
 from titanic.protocol.answers import RequestInfo
-from titanic.schedules.schedule import NAME, check_name
+from titanic.protocol.documents import ScheduleInfo
+from titanic.schedules.schedule import NAME, check_name, in_utc
 from titanic.schedules.scheduler import PAUSED, pause_schedule, resume_schedule
 from titanic.web.app_state import app_state, visitor_of
 from titanic.web.auth.clients import call_sync
@@ -40,11 +42,13 @@ class KnownSchedule:
     """When it was paused, in microseconds since 1970; 0: it is not paused."""
     service: str = ""
     tick: str = ""
-    """The last tick with a request that is not closed, as 2026-11-22T20:00:00Z."""
+    """The last known tick, as 2026-11-22T20:00:00Z."""
     last: RequestInfo | None = None
     """The newest of its requests that is not closed, of a tick or a manual run."""
     states: dict[str, int] = field(default_factory=dict)
     """The number of its requests by state."""
+    registered: ScheduleInfo | None = None
+    """What its scheduler has registered, if it has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +79,25 @@ async def fetch(client: Client) -> KnownSchedules:
         rows += page
         if after is None or len(rows) >= PAGE:
             break
-    return KnownSchedules(by_schedule([*pauses, *rows]), after is None and more_pauses is None)
+    registered: list[ScheduleInfo] = []
+    with contextlib.suppress(InvalidRequest):  # of an older server
+        registered = await client.schedules()
+    return KnownSchedules(by_schedule([*pauses, *rows], registered), after is None and more_pauses is None)
 
 
-def by_schedule(rows: Iterable[RequestInfo]) -> list[KnownSchedule]:
-    """Gather requests by schedule, in the order of owners and names."""
-    found: dict[tuple[str, str], KnownSchedule] = {}
+def by_schedule(rows: Iterable[RequestInfo], registered: Sequence[ScheduleInfo] = ()) -> list[KnownSchedule]:
+    """Gather schedules and their requests, in the order of owners and names."""
+    found = {
+        (one["owner"], one["name"]): KnownSchedule(
+            one["name"],
+            one["owner"],
+            one["paused_at"],
+            one["service"],
+            in_utc(one["last"]["tick"] / 1e6) if one["last"] else "",
+            registered=one,
+        )
+        for one in registered
+    }
     seen: set[str] = set()
     for row in rows:
         parsed = parse_key(row["key"])

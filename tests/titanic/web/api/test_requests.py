@@ -466,6 +466,7 @@ METHODS = [
     ("/v1/requests", "GET, HEAD, OPTIONS"),
     ("/v1/services", "GET, HEAD, OPTIONS"),
     ("/v1/workers", "GET, HEAD, OPTIONS"),
+    ("/v1/schedules", "GET, HEAD, OPTIONS"),
     ("/v1/stats", "GET, HEAD, OPTIONS"),
     ("/v1/history", "GET, HEAD, OPTIONS"),
     ("/v1/audit", "GET, HEAD, OPTIONS"),

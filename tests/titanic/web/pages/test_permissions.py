@@ -139,5 +139,5 @@ def test_schedules_of_other_users_cannot_be_paused(scene: Secured) -> None:
     key = "cron:nightly:2026-11-22T20:00:00Z"
     answer = program.post("/v1/services/backup/requests", content=b"x", headers={"Idempotency-Key": key})
     assert answer.status_code == 202, answer.text
-    assert "Pause" in Page(scene.browser("alice").get("/schedules").text).rows[0][5]
-    assert "only alice can pause it" in Page(scene.browser("chief").get("/schedules").text).rows[0][5]
+    assert "Pause" in Page(scene.browser("alice").get("/schedules").text).rows[0][6]
+    assert "only alice can pause it" in Page(scene.browser("chief").get("/schedules").text).rows[0][6]

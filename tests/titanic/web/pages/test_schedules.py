@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import httpx
 import pytest
 from support.pages import Page
 
 from titanic import Client
-from titanic.schedules import Schedule
+from titanic.protocol.documents import ScheduleReport
+from titanic.schedules import Schedule, Scheduler
 from titanic.schedules.scheduler import pause_schedule, paused_schedules, submit_tick
 
 NIGHTLY = Schedule("nightly", "backup", [b"all", b"\xff"], every=3600, options={"priority": 7, "limit": 60})
+HOURLY = Schedule("hourly", "backup", every=3600)
 TICK = 1_795_000_000 // 3600 * 3600
 
 
@@ -36,10 +40,25 @@ def test_ticks_and_pauses(http: httpx.Client, client: Client) -> None:
     client.submit("mail", b"", key="cron-like: cron:x")
     rows = page(http).rows
     assert [row[:2] for row in rows] == [["nightly", "active"], ["weekly", rows[1][1]]]
-    assert rows[0][2:4] == ["backup", "2026-11-18T13:00:00Z"] or rows[0][3].endswith("Z")
-    assert "waiting" in rows[0][4]
+    assert rows[0][2:4] == ["backup", "not registered"]
+    assert rows[0][4].endswith("Z")
+    assert "waiting" in rows[0][5]
     assert rows[1][1].startswith("paused for ")
     assert f"/requests/{uuid}" in http.get("/schedules").text
+
+
+def test_registered_schedules(http: httpx.Client, client: Client) -> None:
+    Scheduler(client, [HOURLY]).once()
+    late = {"name": "daily", "service": "mail", "when": "30 2 * * *", "tz": "Asia/Tokyo", "next": TICK - 9_000_000}
+    client.register_schedules([cast(ScheduleReport, late)])
+    daily, hourly = page(http).rows
+    assert daily[1].startswith("late scheduler last seen")
+    assert daily[3].endswith("30 2 * * * Asia/Tokyo")
+    assert hourly[:3] == ["hourly", "active", "backup"]
+    assert hourly[3].endswith("every 3600 s")
+    assert hourly[4:6] == ["–", "none"]
+    pause_schedule(client, "daily")
+    assert page(http).rows[0][1].startswith("paused for")
 
 
 def test_pause_and_resume(http: httpx.Client, client: Client) -> None:
