@@ -172,7 +172,7 @@ $(RELEASER): $(READY)
 # those tests are skipped.
 TOOLS := strace:strace faketime:faketime promtool:prometheus systemd-nspawn:systemd-container debootstrap:debootstrap \
   /usr/include/zmq.h:libzmq3-dev /usr/share/java/jeromq.jar:libjeromq-java chromium:chromium npm:npm $(or $(lastword $(wildcard /usr/lib/postgresql/*/bin/initdb)),initdb):postgresql
-torture: TOOLS += patroni:patroni etcd:etcd-server /usr/lib/python3/dist-packages/etcd:python3-etcd
+torture: TOOLS += lintian:lintian patroni:patroni etcd:etcd-server /usr/lib/python3/dist-packages/etcd:python3-etcd
 tools:
 	@missing=; for tool in $(TOOLS); do \
 	    command -v "$${tool%:*}" >/dev/null || [ -e "$${tool%:*}" ] || missing="$$missing $${tool#*:}"; \

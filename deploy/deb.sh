@@ -39,6 +39,10 @@ machine=$(uname -m)
     --only-binary=:all: --implementation cp --python-version "$minor" --platform "manylinux_2_28_$machine" \
     --platform "manylinux2014_$machine" --platform "manylinux_2_17_$machine" --platform "linux_$machine" "$wheel[postgres,tasks,web]"
 rm -rf "$package/bin"
+# As Debian has libraries: not executable, without symbols for debuggers.
+find "$package" -name '*.so*' -type f | while read -r library; do
+    ! readelf --sections "$library" | grep -q '\.symtab' || strip --strip-unneeded "$library"
+done
 
 units=$root/lib/systemd/system
 doc=$root/usr/share/doc/titanic-queue
@@ -58,6 +62,12 @@ sed 's|^#store = .*|store = "/var/lib/titanic/store"|; s|^#metrics = |metrics = 
     ! -path 'deploy/nodes/secrets*' -type f -exec cp --parents -t "$doc" {} +)
 "$python" "$here/debian/copyright.py" "$here/../LICENSE" "$package" >"$doc/copyright"
 gzip -9n <"$here/../CHANGELOG.md" >"$doc/changelog.gz"
+contact=$(sed -n 's/^Project-URL: Security, mailto://p' "$package"/titanic_queue-*.dist-info/METADATA)
+maintainer="Titanic <${contact:-root@localhost}>"
+printf 'titanic-queue (%s) unstable; urgency=medium\n\n  * See changelog.gz.\n\n -- %s  %s\n' "$version-$revision" \
+    "$maintainer" "$(date -R -u -d "@${SOURCE_DATE_EPOCH:-$(date +%s)}")" | gzip -9n >"$doc/changelog.Debian.gz"
+mkdir -p "$root/usr/share/lintian/overrides"
+cp "$here/debian/lintian-overrides" "$root/usr/share/lintian/overrides/titanic-queue"
 TITANIC_PURE=1 PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$package $system "$here/debian/manuals.py" "$root/usr/share"
 
 # The newest functions of the C library that a module within calls.
@@ -66,9 +76,10 @@ glibc=$(find "$package" -name '*.so*' -exec objdump -T {} + 2>/dev/null | grep -
 mkdir "$root/DEBIAN"
 architecture=$(dpkg --print-architecture)
 sed "s|@VERSION@|$version-$revision|; s|@ARCHITECTURE@|$architecture|; s|@PYTHON@|$minor|; s|@NEXT@|$next|; s|@GLIBC@|${glibc:-2.17}|
-     s|@SIZE@|$(du -sk "$root" | cut -f1)|" "$here/debian/control" >"$root/DEBIAN/control"
+     s|@MAINTAINER@|$maintainer|; s|@SIZE@|$(du -sk "$root" | cut -f1)|" "$here/debian/control" >"$root/DEBIAN/control"
 cp "$here/debian/preinst" "$here/debian/postinst" "$here/debian/prerm" "$here/debian/postrm" "$root/DEBIAN/"
 chmod -R u=rwX,go=rX "$root"
+find "$package" -name '*.so*' -type f -exec chmod a-x {} +
 
 file=$out/titanic-queue_$version-${revision}_$architecture.deb
 dpkg-deb --root-owner-group --build "$root" "$file" >/dev/null

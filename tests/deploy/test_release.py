@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from email.message import Message
@@ -138,6 +139,16 @@ def test_pythons_that_cannot_build_are_left_out(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "Python.h").touch()
     monkeypatch.setenv("PATH", str(tmp_path))
     assert [one.name for one in tool(ROOT).builders([])] == ["python3.14"]
+
+
+@pytest.mark.torture
+@pytest.mark.skipif(shutil.which("lintian") is None, reason="needs lintian")
+@pytest.mark.timeout(1200)
+def test_a_debian_package_is_as_debian_wants_it(source: Path, tmp_path: Path) -> None:
+    env = {"TITANIC_PURE": "1", "DPKG_DEB_COMPRESSOR_TYPE": "gzip"}
+    run(source / "deploy/deb.sh", sys.executable, tmp_path / "deb", "1", folder=source, **env)
+    (package,) = (tmp_path / "deb").iterdir()
+    assert run("lintian", "--allow-root", "--fail-on", "error,warning", package, folder=tmp_path) == ""
 
 
 @pytest.mark.torture

@@ -106,7 +106,7 @@ SCRIPTS = {
     "keys": ["mkdir -p /etc/titanic", "=keys", "=keys new", "=keys server", "=keys show", "=keys token"],
     "access": [
         *("mkdir -p /etc/titanic", "cp TOML /etc/titanic", *ACCESS, "=access", "=access check", "=access enable"),
-        *("=access test", "=access who", "=access diff", "=access rotate", "=access revoke"),
+        *("=access test", "=access who", "=access diff", "=access rotate", "=access revoke", "=access add"),
     ],
     "version": ["=version"],
     "bench": ["mkdir -p /var/lib", "=bench"],

@@ -15,9 +15,9 @@ from typing import Any
 
 import click
 
-from broker import AccessError, AccessFile, Decision, UsageError, decide, new_keys
+from broker import AccessError, AccessFile, Decision, UsageError, decide, new_keys, new_token, public_key
 from titanic.cli.options import FILE, command, json_flag, option
-from titanic.cli.printing import print_json, print_table
+from titanic.cli.printing import print_done, print_json, print_table
 from titanic.cli.running import EXIT_FAILED, EXIT_USAGE, is_about_missing
 from titanic.protocol.permissions import MEANINGS
 from titanic.util.text import counted, printable
@@ -131,12 +131,15 @@ def test(user: str, action: str, service: str, path: Path, as_json: bool) -> Non
 @option(
     "--access", "path", type=FILE, metavar="FILE", default=Path("/etc/titanic/access.toml"), help="The access file."
 )
-def enable(settings: Path, path: Path) -> None:
+@json_flag
+def enable(settings: Path, path: Path, as_json: bool) -> None:
     """Turn on access control in a settings file.
 
     Applies to the server ([serve]), and to a separate broker ([broker]) if FILE has that table. The access file is
     checked first. Adds `access` and `key` where they are not set, and changes nothing else. `key` becomes the file in
     which systemd passes the server's key to the service. Takes effect when the server restarts.
+
+    --json prints {file, changed}; changed is false if both were set.
 
     \b
     Example:
@@ -156,11 +159,11 @@ def enable(settings: Path, path: Path) -> None:
         tomllib.loads(text)
     except (tomllib.TOMLDecodeError, AttributeError, TypeError) as error:
         raise click.ClickException(f"{settings} cannot be changed: {error}; run titanic config check") from error
-    if text == before:
-        click.echo(f"{settings}: nothing to do, access and key are set")
-        return
-    _replace(settings, text)
-    click.echo(f"{settings}: access control takes effect at the next start")
+    said = "nothing to do, access and key are set"
+    if text != before:
+        _replace(settings, text)
+        said = "access control takes effect at the next start"
+    print_done({"file": str(settings), "changed": text != before}, f"{settings}: {said}", as_json)
 
 
 @command("who")
@@ -236,16 +239,63 @@ def _rights(file: AccessFile) -> set[tuple[str, str]]:
     return rights | {(user.name, f"endpoint {name}{uids.get(name, '')}") for name, user in found.endpoints.items()}
 
 
+@command("add")
+@click.argument("user")
+@click.argument("lines", metavar="[LINE]...", nargs=-1)
+@option("--token", "with_token", is_flag=True, help="Create a bearer token, too, for metrics and the web console.")
+@json_flag
+@_access_option
+def add(user: str, lines: tuple[str, ...], with_token: bool, path: Path, as_json: bool) -> None:
+    """Add a user to an access file, with a new key pair.
+
+    Creates USER.key and USER.key_secret beside FILE, and FILE if there is none. Each LINE becomes a line of the user's
+    table: what it may do, its limits, or expires = DATE. Without a LINE it may do nothing. A token is printed on its
+    own line and cannot be shown again. Reload the server afterwards.
+
+    --json prints {user, key, secret_file, token}; key is the public one, token null without --token.
+
+    \b
+    Example:
+      titanic access add crm 'submit = ["mail.*"]' 'read = "own"' --access /etc/titanic/access.toml
+      titanic access add bob 'metrics = true' --token --access /etc/titanic/access.toml
+    """
+    text = AccessFile(path).text if path.exists() else ""
+    if user in tomllib.loads(text).get("users", {}):
+        raise click.ClickException(
+            f"{path} has a user {user} already; change its lines, or give it another key: rotate"
+        )
+    made, token = new_keys(path.parent, user), new_token() if with_token else None
+    table = [f"[users.{json.dumps(user) if '.' in user else user}]", f"keys = {json.dumps([made[0].name])}"]
+    table += [f"tokens = {json.dumps([token[1]])}"] if token else []
+    try:
+        _replace(path, "\n".join([f"{text.rstrip()}\n" if text else "", *table, *lines, ""]).lstrip(), is_access=True)
+    except BaseException:
+        for one in made:
+            one.unlink()
+        raise
+    result = {
+        "user": user,
+        "key": public_key(made[0]),
+        "secret_file": str(made[1]),
+        "token": token[0] if token else None,
+    }
+    said = f"{path}: user {user} added with the key {made[1]}, once the server is reloaded"
+    print_done(result, f"{said}\n{token[0]}" if token else said, as_json)
+
+
 @command("rotate")
 @click.argument("user")
 @option("--finish", is_flag=True, help="Remove all keys of the user but the newest.")
+@json_flag
 @_access_option
-def rotate(user: str, finish: bool, path: Path) -> None:
+def rotate(user: str, finish: bool, path: Path, as_json: bool) -> None:
     """Replace the key of a user, in two steps.
 
     The first creates a pair, USER-2.key and USER-2.key_secret (then USER-3 …), beside FILE, and adds it to the user's
     keys: both work. When all clients use the new secret key, --finish removes the others from FILE. Reload the server
     after each.
+
+    --json prints {user, keys, secret_file}; keys are those in FILE, secret_file is that of a new key, else null.
 
     \b
     Example:
@@ -272,17 +322,25 @@ def rotate(user: str, finish: bool, path: Path) -> None:
             one.unlink()
         raise
     done = f"only the key {keys[-1]}" if finish else f"also the key {made[1]}"
-    click.echo(f"{path}: user {user} has {done}, once the server is reloaded")
+    result = {
+        "user": user,
+        "keys": document["users"][user]["keys"],
+        "secret_file": str(made[1]) if made else None,
+    }
+    print_done(result, f"{path}: user {user} has {done}, once the server is reloaded", as_json)
 
 
 @command("revoke")
 @click.argument("user")
+@json_flag
 @_access_option
-def revoke(user: str, path: Path) -> None:
+def revoke(user: str, path: Path, as_json: bool) -> None:
     """Remove a user from an access file.
 
     The endpoints that are assigned to it are removed, too. When the server reloads the file, it disconnects the user's
     clients. The user's requests remain.
+
+    --json prints {user, endpoints}, what was removed.
 
     \b
     Example:
@@ -294,7 +352,10 @@ def revoke(user: str, path: Path) -> None:
     for kind, name in gone:
         del document[kind][name]
     _change(path, [part for part in _tables(path.read_text()) if part[0] not in gone], document)
-    click.echo(f"{path}: user {user} removed; its clients are disconnected when the server is reloaded")
+    result = {"user": user, "endpoints": [name for kind, name in gone if kind == "endpoints"]}
+    print_done(
+        result, f"{path}: user {user} removed; its clients are disconnected when the server is reloaded", as_json
+    )
 
 
 def _with_user(path: Path, user: str) -> dict[str, Any]:
@@ -329,11 +390,14 @@ def _change(path: Path, parts: list[tuple[tuple[str, ...], str, str]], document:
 
 
 def _replace(path: Path, text: str, *, is_access: bool = False) -> None:
-    """Write a file anew, with its owner and permissions; an access file only if it has no fault."""
+    """Replace a file, keeping its owner and permissions; an access file only if it has no fault."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        shutil.copy2(path, draft)
-        os.chown(draft, path.stat().st_uid, path.stat().st_gid)
+        if path.exists():
+            shutil.copy2(path, draft)
+            os.chown(draft, path.stat().st_uid, path.stat().st_gid)
+        else:
+            draft.touch(0o640)
         draft.write_text(text)
         if is_access:
             AccessFile(draft)
@@ -345,5 +409,5 @@ def _replace(path: Path, text: str, *, is_access: bool = False) -> None:
 
 
 test.help = (test.help or "").replace("ACTION_HELP", ACTION_HELP)
-for one in (check, diff, enable, revoke, rotate, test, who):
+for one in (add, check, diff, enable, revoke, rotate, test, who):
     access.add_command(one)

@@ -8,7 +8,7 @@ import click
 
 from broker import ensure_keys, new_keys, new_token, public_key
 from titanic.cli.options import FOLDER, command, json_flag, option
-from titanic.cli.printing import print_json
+from titanic.cli.printing import print_done, print_json
 
 SERVER = "server"
 """What the server's own pair is called."""
@@ -91,33 +91,39 @@ def _print(public: Path, secret: Path, made: bool, as_json: bool, more: dict[str
 
 @command("show")
 @click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
-def show(path: Path) -> None:
+@json_flag
+def show(path: Path, as_json: bool) -> None:
     """Print the public key in a key file.
 
     It is 40 characters of Z85, as in access files. FILE may be the public or the secret file of a pair; the secret key
     is never printed.
 
+    --json prints {key}.
+
     \b
     Example:
       titanic keys show /etc/titanic/server.key
     """
-    click.echo(public_key(path))
+    key = public_key(path)
+    print_done({"key": key}, key, as_json)
 
 
 @command("token")
-def token() -> None:
+@json_flag
+def token(as_json: bool) -> None:
     """Create a bearer token, for metrics and the web console.
 
     Prints the token, which cannot be shown again, and below it the line for the user's table in the access file. That
     line has only a hash of the token.
+
+    --json prints {token, hash}.
 
     \b
     Example:
       titanic keys token
     """
     secret, hashed = new_token()
-    click.echo(secret)
-    click.echo(f'tokens = ["{hashed}"]')
+    print_done({"token": secret, "hash": hashed}, f'{secret}\ntokens = ["{hashed}"]', as_json)
 
 
 for one in (new, server, show, token):

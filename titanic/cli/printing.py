@@ -35,6 +35,14 @@ def print_json(document: Any) -> None:
     click.echo(json.dumps(document, indent=2 if sys.stdout.isatty() else None))
 
 
+def print_done(document: Any, text: str, as_json: bool) -> None:
+    """The result of a change on stdout: as JSON, or as a line."""
+    if as_json:
+        print_json(document)
+    else:
+        click.echo(printable(text))
+
+
 def print_body(frames: Sequence[bytes]) -> None:
     """A body on stdout, byte for byte, its frames one after another. On a terminal it gets a line end."""
     data = b"".join(frames)

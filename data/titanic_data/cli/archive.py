@@ -11,7 +11,7 @@ import click
 
 from titanic.cli.options import json_flag, option, seconds
 from titanic.cli.options import size as size_option
-from titanic.cli.printing import Bar, print_json, size
+from titanic.cli.printing import Bar, print_done, print_json, size
 from titanic.cli.running import EXIT_FAILED
 from titanic.util.text import counted
 from titanic_data import archive as archives
@@ -212,22 +212,26 @@ def vacuum(archive: Path, keep: float, as_json: bool) -> None:
 @command("restore-range")
 @click.argument("first", type=click.IntRange(1))
 @click.argument("last", type=click.IntRange(1))
+@json_flag
 @archive_option
 @store_option
-def restore_range(first: int, last: int, store: Path, archive: Path) -> None:
+def restore_range(first: int, last: int, store: Path, archive: Path, as_json: bool) -> None:
     """Rewrite the files of request numbers FIRST to LAST from a store that still has them, or from its backup.
 
     The range must be one of the archive's; `titanic-data verify` names damaged ones.
+
+    --json prints {rows}.
 
     \b
     Example:
       titanic-data restore-range 500001 1000000 --store /backup/titanic-monday --archive /archive
     """
     entry = archives.restore_range(Archive.open(archive), store, first, last)
-    click.echo(f"{archive}: {counted(entry.rows, 'row')} rewritten")
+    print_done({"rows": entry.rows}, f"{archive}: {counted(entry.rows, 'row')} rewritten", as_json)
 
 
 @command("rebuild-manifest")
+@json_flag
 @option("--allow-gap", is_flag=True, help="Record numbers that are in no intact file as a gap, and continue.")
 @archive_option
 @option(
@@ -236,7 +240,7 @@ def restore_range(first: int, last: int, store: Path, archive: Path) -> None:
     metavar="DIR",
     help="The archived store, to restore the ids in archive.json; required if that file is lost.",
 )
-def rebuild_manifest(archive: Path, store: Path | None, allow_gap: bool) -> None:
+def rebuild_manifest(archive: Path, store: Path | None, allow_gap: bool, as_json: bool) -> None:
     """Rebuild a lost manifest from the files of the archive.
 
     All other commands refuse an archive with files that are not in its manifest. Prefer a backup of the `manifest`
@@ -246,6 +250,8 @@ def rebuild_manifest(archive: Path, store: Path | None, allow_gap: bool) -> None
     No data file is changed. With --allow-gap, numbers that are in no intact file become a gap: `restore-range` can fill
     it, and `vacuum` deletes the remains of their files.
 
+    --json prints {ranges, rows, head}: those rebuilt, and the archive's last number.
+
     \b
     Example:
       titanic-data rebuild-manifest --archive /archive && titanic-data verify --archive /archive
@@ -254,9 +260,11 @@ def rebuild_manifest(archive: Path, store: Path | None, allow_gap: bool) -> None
         made = archives.rebuild_manifest(archive, store=store, allow_gap=allow_gap, progress=shown.count)
     opened = Archive.open(archive)
     noted = [entry for entry in made if not entry.gap]
-    said = f"{counted(len(noted), 'range')} rebuilt, {counted(sum(entry.rows for entry in noted), 'row')}"
+    rows = sum(entry.rows for entry in noted)
+    said = f"{counted(len(noted), 'range')} rebuilt, {counted(rows, 'row')}"
     there = f"complete up to number {opened.head}{_but(opened)}" if opened.head else "there are no files"
-    click.echo(f"{archive}: {said if made else 'nothing was missing'}; {there}")
+    text = f"{archive}: {said if made else 'nothing was missing'}; {there}"
+    print_done({"ranges": len(noted), "rows": rows, "head": opened.head}, text, as_json)
 
 
 @command()

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from titanic import logs
-from titanic.cli.options import log_options, option, seconds
-from titanic.cli.printing import print_table
+from titanic.cli.options import json_flag, log_options, option, seconds
+from titanic.cli.printing import print_done, print_json, print_table
 from titanic.cli.running import EXIT_PENDING, StopSignal, say
 from titanic.util.text import counted
 from titanic_data.cli.options import archive_option, command, endpoint_option, key_options, only
@@ -29,6 +29,7 @@ key_option = option("--key-column", metavar="NAME", default="key", help="The col
 
 @command()
 @file_argument
+@json_flag
 @option("--window", type=click.IntRange(1, 100_000), metavar="N", default=256, help="Rows in flight, per Spark task.")
 @option("--body-column", metavar="NAME", default="body", help="The column with the body.")
 @key_option
@@ -43,11 +44,14 @@ def submit(
     key_column: str,
     body_column: str,
     window: int,
+    as_json: bool,
 ) -> None:
     """Submit each row of FILE as a request: Parquet, CSV with a header, JSON lines, ORC, or a directory of them.
 
     The key makes each row one request, however often you run this. The columns ttl, delay, priority and max_attempts
     are used if present; other columns are refused.
+
+    --json prints {rows}.
 
     \b
     Example:
@@ -65,24 +69,35 @@ def submit(
         **({"keyFile": keys["key"], "serverKey": keys["server_key"]} if keys else {}),
     }
     rows.write.format("titanic").mode("append").options(**options).save()
-    click.echo(f"{counted(rows.count(), 'row')} of {source} submitted")
+    count = rows.count()
+    print_done({"rows": count}, f"{counted(count, 'row')} of {source} submitted", as_json)
 
 
 @command()
 @file_argument
 @click.argument("out", type=click.Path(path_type=Path), metavar="OUT")
+@json_flag
 @option("--close", "close_them", is_flag=True, help="Close the requests after their replies were written.")
 @seconds("--wait", least=0, default=0.0, help="Maximum time to wait for pending replies.")
 @key_option
 @endpoint_option
 @key_options
 def collect(
-    source: Path, out: Path, endpoint: str, keys: dict[str, Any], key_column: str, wait: float, close_them: bool
+    source: Path,
+    out: Path,
+    endpoint: str,
+    keys: dict[str, Any],
+    key_column: str,
+    wait: float,
+    close_them: bool,
+    as_json: bool,
 ) -> None:
     """Write the replies to the requests with the keys in FILE to the new directory OUT, as Parquet.
 
     OUT has the columns key, request_id, state (ok, failed, expired, pending, closed, unknown), reply, reply_sizes,
     error. Exits with 3 if some replies are pending.
+
+    --json prints {state: number of keys}.
 
     \b
     Example:
@@ -100,7 +115,8 @@ def collect(
     states = {row["state"]: row["count"] for row in written.groupBy("state").count().orderBy("state").collect()}
     if close_them:
         spark_client.close(written.where("state IN ('ok', 'failed', 'expired')"), endpoint, **keys)
-    click.echo(f"{out}: " + (", ".join(f"{count} {state}" for state, count in states.items()) or "no keys"))
+    shown = ", ".join(f"{count} {state}" for state, count in states.items())
+    print_done(states, f"{out}: {shown or 'no keys'}", as_json)
     if "pending" in states:
         sys.exit(EXIT_PENDING)
 
@@ -109,6 +125,7 @@ def collect(
 @option("--name", metavar="NAME", default="replay", help="Name of this replay; a request is submitted once per name.")
 @option("--skip-missing", is_flag=True, help="Skip requests without a body in the ring.")
 @option("--dry-run", is_flag=True, help="Only show what would be submitted.")
+@json_flag
 @option(
     "--where",
     metavar="SQL",
@@ -119,9 +136,18 @@ def collect(
 @key_options
 @archive_option
 def replay(
-    archive: Path, endpoint: str, keys: dict[str, Any], where: str, dry_run: bool, skip_missing: bool, name: str
+    archive: Path,
+    endpoint: str,
+    keys: dict[str, Any],
+    where: str,
+    dry_run: bool,
+    skip_missing: bool,
+    name: str,
+    as_json: bool,
 ) -> None:
     """Resubmit archived requests. Each becomes one request per --name, however often you run this.
+
+    --json prints {requests, new}; with --dry-run a list of {service, status, requests, bytes, missing}.
 
     \b
     Examples:
@@ -137,13 +163,17 @@ def replay(
     if not dry_run:
         done = spark_client.replay(chosen, endpoint, name=name, skip_missing=skip_missing, **keys)
         others = f", the others were submitted before under the name {name!r}" if done.new < done.requests else ""
-        click.echo(f"{counted(done.requests, 'request')} submitted again: {done.new} new{others}")
+        text = f"{counted(done.requests, 'request')} submitted again: {done.new} new{others}"
+        print_done({"requests": done.requests, "new": done.new}, text, as_json)
         return
     totals = "count(*) AS requests, sum(request_bytes) AS bytes, count_if(request IS NULL) AS missing"
     chosen.createOrReplaceTempView("chosen")
     found = chosen.sparkSession.sql(
         f"SELECT service, status, {totals} FROM chosen GROUP BY 1, 2 ORDER BY 1, 2"
     ).collect()
+    if as_json:
+        print_json([row.asDict() for row in found])
+        return
     numbers = ("REQUESTS", "BYTES", "BODY MISSING")
     print_table(("SERVICE", "STATUS", *numbers), [[str(value) for value in row] for row in found], right=numbers)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from support.cli_titanic import here
 
+from broker import AccessFile, hash_token
 from broker.access.users import Permission
 from titanic.cli.access import ACTIONS
 
@@ -137,6 +138,59 @@ def test_users_that_may(file: Path) -> None:
     ]
     assert [one["user"] for one in here("access", "who", "audit", "--json", "--access", file).json] == ["op.a"]
     assert "submit needs a service" in here("access", "who", "submit", "--access", file).err
+
+
+def test_a_user_is_added(file: Path) -> None:
+    """Nothing else changes; a file that is not there is made."""
+    file.chmod(0o640)
+    add = ("access", "add", "op.a", "admin = true", "limits.waiting = 3", "--access", file)
+    assert here(*add).line == (
+        f"{file}: user op.a added with the key {file.parent}/op.a.key_secret, once the server is reloaded"
+    )
+    assert file.read_text() == f'{FILE}\n[users."op.a"]\nkeys = ["op.a.key"]\nadmin = true\nlimits.waiting = 3\n'
+    assert file.stat().st_mode & 0o777 == 0o640
+    assert here(*add).err == (
+        f"titanic: {file} has a user op.a already; change its lines, or give it another key: rotate\n"
+    )
+    made = here("access", "add", "ann", "--token", "--json", "--access", file).json
+    assert (made["user"], made["secret_file"]) == ("ann", f"{file.parent}/ann.key_secret")
+    access = AccessFile(file).access
+    assert access.keys[made["key"]].name == "ann"
+    assert access.tokens[hash_token(made["token"]).removeprefix("sha256:")].name == "ann"
+
+    new = file.with_name("new.toml")
+    done = here("access", "add", "bob", "--token", "--access", new)
+    assert len(done.out.decode().splitlines()) == 2
+    assert (list(AccessFile(new).users), new.stat().st_mode & 0o7) == (["bob"], 0)
+
+
+def test_a_user_with_a_mistake_is_not_added(file: Path) -> None:
+    """Neither are keys left behind."""
+    there = sorted(file.parent.iterdir())
+    for line, fault in (
+        ("admn = true", "did you mean admin?"),
+        ("admin = ", "nvalid value"),
+        ("keys = []", "overwrite"),
+    ):
+        done = here("access", "add", "ann", line, "--access", file)
+        assert (done.code, fault in done.err) == (1, True), done.err
+    assert here("access", "add", "../ann", "--access", file).err.startswith("titanic: '../ann' cannot be the name")
+    assert (file.read_text(), sorted(file.parent.iterdir())) == (FILE, there)
+
+
+def test_changes_are_printed_as_json(file: Path) -> None:
+    file.write_text(CHANGED)
+    changed = here("access", "rotate", "shop", "--json", "--access", file).json
+    assert (changed["keys"][2:], changed["secret_file"]) == (["shop-2.key"], f"{file.parent}/shop-2.key_secret")
+    finished = here("access", "rotate", "shop", "--finish", "--json", "--access", file).json
+    assert finished == {"user": "shop", "keys": ["shop-2.key"], "secret_file": None}
+    revoked = here("access", "revoke", "shop", "--json", "--access", file).json
+    assert revoked == {"user": "shop", "endpoints": ["ipc:///x"]}
+    settings = file.with_name("titanic.toml")
+    settings.write_text(SETTINGS)
+    enable = ("access", "enable", settings, "--json", "--access", file)
+    for is_changed in (True, False):
+        assert here(*enable).json == {"file": str(settings), "changed": is_changed}
 
 
 def test_a_key_is_rotated(file: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.metadata import version
 
 import click
@@ -16,6 +17,7 @@ from titanic.cli import main
 from titanic.cli.config_file import variables
 from titanic.cli.main import COMMANDS
 from titanic.version import __version__
+from titanic_data.cli import main as data
 
 CONTEXT = click.Context(main, **main.context_settings)
 
@@ -45,6 +47,39 @@ def test_every_option_has_help_and_a_variable(command: click.Command) -> None:
 def test_json_is_documented_where_it_is_offered(command: click.Command) -> None:
     if any(option.name == "as_json" for option in command.params):
         assert "--json prints" in (command.help or "")
+
+
+WITHOUT_JSON = {
+    **dict.fromkeys(
+        ("serve", "broker", "work", "worker", "dev", "web", "titanic-data work"), "run until they are ended"
+    ),
+    "demo": "shows; nothing is to be read by programs",
+    "drain": "its exit code says all",
+    "change": "its exit code says all",
+    "titanic-data unregister": "its exit code says all",
+    "pattern": "programs that show the Guide's patterns",
+}
+"""Commands that do not print a result, or not for programs; and why."""
+
+
+def all_commands(group: click.Group, name: str) -> Iterator[tuple[str, click.Command]]:
+    """Each command that is no group, by its words."""
+    context = click.Context(group)
+    for each in group.list_commands(context):
+        found = group.get_command(context, each)
+        assert found is not None
+        if isinstance(found, click.Group):
+            yield from all_commands(found, f"{name}{each} ")
+        else:
+            yield f"{name}{each}", found
+
+
+def test_every_result_can_be_had_as_json() -> None:
+    commands = {**dict(all_commands(main, "")), **dict(all_commands(data, "titanic-data "))}
+    without = {name for name, command in commands.items() if not any("--json" in one.opts for one in command.params)}
+    excepted = {name for name in commands if name in WITHOUT_JSON or name.partition(" ")[0] in WITHOUT_JSON}
+    assert without - excepted == set()
+    assert set(WITHOUT_JSON) - {"pattern"} <= without  # no exception that is none any more
 
 
 def test_the_metavars_are_few(command: click.Command) -> None:
