@@ -182,6 +182,16 @@ class LocalPeer:
         """Note that a worker has a request no longer that it has named."""
         self._broker.core.refuse_named(delivery_of(token), time.monotonic())
 
+    def await_decision(self, token: bytes, now: float) -> None:
+        """Wait as long again for the decision about what a worker has named."""
+        self._broker.core.missing.wait_again(delivery_of(token), now)
+
+    def await_worker(self, mark: bytes, now: float) -> None:
+        """Wait as long again for the worker of a request of this peer, if it is away."""
+        core = self._broker.core
+        if (request := core.registry.delivered.get((self, mark))) is not None and request.holder is None:
+            core.missing.wait_again(delivery_of(request.token), now)
+
     def joint(self) -> set[bytes]:
         """Return the services of workers that have other services, too."""
         return {name for name, service in self._broker.core.services.copy().items() if service.joint_groups}

@@ -89,6 +89,11 @@ class NamedRequest(NamedTuple):
         """Whether the worker has finished it, and not with an error."""
         return any(command is Command.FINAL and read_error(rest[2:]) is None for command, rest in self.said)
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether the worker works on it."""
+        return not self.has_ended and all(command is not Command.FINAL for command, _ in self.said)
+
 
 def attempt_of(request: Request) -> bytes:
     """Return what is the same each time that a queue sends a request for the same attempt."""
@@ -174,6 +179,11 @@ class MissingRequests:
         self._keepers.setdefault(missing.keeper, {})[delivery] = None
         self.timers.set(delivery, now + self.patience)
         self.of_services[request.service] = self.of_services.get(request.service, 0) + 1
+
+    def wait_again(self, delivery: bytes, now: float) -> None:
+        """Wait as long again for a worker, or for the decision about what one has named."""
+        if delivery in self.timers:
+            self.timers.set(delivery, now + (self.decided_within if delivery in self.named else self.patience))
 
     def get(self, delivery: bytes) -> MissingRequest | None:
         """Return a request that waits."""

@@ -19,6 +19,8 @@ class Handler:
         self.begun: list[tuple[bytes, int, int]] = []
         """Body, attempt and delivery."""
         self.cancelled = 0
+        self.fails = 0
+        """How many of the next ones fail."""
         self.go = threading.Event()
         self._seconds = seconds
 
@@ -28,6 +30,8 @@ class Handler:
         yield b"part"
         assert self.go.wait(self._seconds or 900) or self._seconds
         self.cancelled += request.cancelled
+        self.fails -= 1
+        assert self.fails < 0
         yield b"done:" + frames[0]
 
 

@@ -138,7 +138,7 @@ class ClaimingNode:
         self._dispatcher = dispatcher
         self._background = background
         self._settings = settings
-        self.returning = ReturningWorkers(self.claims, core, writer, dispatcher, store.now_us)
+        self.returning = ReturningWorkers(self.claims, core, writer, dispatcher, store.now_us, channel)
         """Workers that come from other nodes with requests."""
         self._host = host
         self._channel = channel

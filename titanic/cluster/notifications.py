@@ -6,6 +6,7 @@
     closed what another node has claimed                take it back from the broker; then settle the recall
     settled a recall                                    answer the client that closed the request
     progress of a worker                                show it
+    a worker came with what another has                 wait longer for that worker
 
 Notifications may be lost. So each node polls every POLL_INTERVAL seconds, in one round trip, and finds the same. It
 also polls after a new connection for notifications, and when a notification had to leave something out.
@@ -322,6 +323,7 @@ class Cluster:
             self._waiters.wake(news.ended)
             self.progress.ended(news.ended)
         self._core.closed((), news.kill)
+        self._node.returning.brought_elsewhere(news.brought)
         if news.closed:
             self._know_own()
             self._take_back_soon([(uuid, one) for uuid, one in news.closed.items() if one in self._own])

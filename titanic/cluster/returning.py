@@ -4,21 +4,22 @@
     ---------------------------------------------  ------------------------------------------------
     has left, or its lease has lapsed and another  this node takes the request over: the worker goes
       node has ended it                              on, and its reply counts
-    lives, as far as is known                      the worker goes on, and what it says is kept; this
-                                                     node asks the store again every POLL_INTERVAL. A
-                                                     reply is stored at once: the first one counts
+    lives                                          the worker goes on, and what it says is kept; this
+                                                     node asks the store again every POLL_INTERVAL, and
+                                                     the other one waits as long. A reply is stored at
+                                                     once: the first one counts
     ... and the request is closed, has ended, or   CANCEL, and what the worker says is dropped
       waits
 
-Without a decision for two leases and `worker_return` it is CANCEL, too. A worker's word is believed if it has the
-secret of the delivery (`broker.core.missing.Secrets`), which was for this worker and this attempt, and the request is
-of one of its services.
+Without a decision for two leases and `worker_return` after that it is CANCEL, too. A worker's word is believed if it
+has the secret of the delivery (`broker.core.missing.Secrets`), which was for this worker and this attempt, and the
+request is of one of its services.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from broker import Expected, read_json
 from titanic.cluster.claims_core import POLL_INTERVAL, ClaimsCore
@@ -30,6 +31,7 @@ from titanic.dispatch.transport import OwnBrokerTransport, Transport, WorkerClai
 from titanic.errors import OutcomeUnknown
 from titanic.protocol.submit_options import read_policy
 from titanic.services.ask import Inbox
+from titanic.store import Notification, NotificationChannel
 from titanic.util.clock import elapsed
 
 
@@ -58,7 +60,10 @@ class ReturningWorkers:
         writer: Writer,
         inbox: Inbox[NodeWrite],
         now_us: Callable[[], int],
+        channel: NotificationChannel | None = None,
     ) -> None:
+        """`channel`: to other nodes."""
+        self._channel = channel
         self._claims, self._core, self._writer, self._inbox, self._now_us = claims, core, writer, inbox, now_us
         self._transport: OwnBrokerTransport | None = None
         self._deliveries: Deliveries | None = None
@@ -124,7 +129,7 @@ class ReturningWorkers:
             self._claims.given_back(mine)
             return
         assert deliveries is not None
-        now, now_us, named = time.monotonic(), self._now_us(), transport.claims()
+        now, now_us, named, brought = time.monotonic(), self._now_us(), transport.claims(), set[bytes]()
         for one in write.named:
             if one.uuid not in write.taken:
                 transport.refuse(one.token)
@@ -139,4 +144,16 @@ class ReturningWorkers:
                 if one.keeper:  # else the broker says GIVEN
                     deliveries.note(one.uuid, bytes.fromhex(delivery.decode()), one.keeper)
                 transport.resume(send, Expected(delivery, one.keeper, seconds), now)
+            elif one.token in named and named[one.token].goes_on:
+                transport.await_decision(one.token, now)
+                brought.add(one.uuid)
+        if brought and self._channel is not None:
+            self._channel.publish(Notification(brought=brought))
         transport.push(now)
+
+    def brought_elsewhere(self, uuids: Collection[bytes]) -> None:
+        """Workers have come to another node with these, which this one has given out: wait longer for the workers."""
+        if self._transport is not None:
+            for uuid in uuids:
+                if uuid in self._core.flights:
+                    self._transport.await_worker(uuid, time.monotonic())

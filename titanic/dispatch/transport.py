@@ -61,6 +61,8 @@ class WorkerClaim(NamedTuple):
     """As in `broker.core.missing`; empty: the broker knows it."""
     has_reply: bool = False
     """Whether the worker has finished it."""
+    goes_on: bool = False
+    """Whether the worker is at this broker, and works on it."""
 
 
 class Transport(Protocol):
@@ -329,6 +331,12 @@ class OwnBrokerTransport:
         """Note that a worker has a request no longer that it claims."""
         self._claims.pop(token, None)
 
+    def await_decision(self, token: bytes, now: float) -> None:
+        """Have the broker keep what a worker claims for as long again."""
+
+    def await_worker(self, uuid: bytes, now: float) -> None:
+        """Have the broker wait for the worker that had a request for as long again, if it waits."""
+
     def resume(self, send: Send, expected: Expected, now: float) -> None:
         """Have the broker wait for the worker that has a request."""
         raise NotImplementedError
@@ -412,7 +420,14 @@ class LocalTransport(OwnBrokerTransport):
 
     def claims(self) -> Mapping[bytes, WorkerClaim]:
         named = self.peer.named().items()
-        return {token: WorkerClaim(one.services, one.worker.keeper, one.has_reply) for token, one in named}
+        return {token: WorkerClaim(one.services, one.worker.keeper, one.has_reply, one.goes_on) for token, one in named}
+
+    def await_decision(self, token: bytes, now: float) -> None:
+        self.peer.await_decision(token, now)
+
+    def await_worker(self, uuid: bytes, now: float) -> None:
+        if (ticket := self._tickets.get(uuid)) is not None and self.session.is_pending(ticket):
+            self.peer.await_worker(self.session.mark(ticket), now)
 
     def refuse(self, token: bytes) -> None:
         self.peer.refuse(token)

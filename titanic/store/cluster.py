@@ -39,8 +39,9 @@ class Notification:
     that wait for replies. `closed`: closed requests, each with the incarnation that had claimed it and is to withdraw
     it. `kill`: closed requests whose processes are to be killed. `certain`: requests that no worker at the node can
     receive any more. `alive`: those among them that a worker goes on with. `progress`: the progress of the node's
-    workers with these requests, a JSON object each, empty when an attempt is over. `poll`: topics to poll, because not
-    all of their news fits here.
+    workers with these requests, a JSON object each, empty when an attempt is over. `brought`: requests of other nodes
+    with which workers have come to this one, and go on. `poll`: topics to poll, because not all of their news fits
+    here.
     """
 
     arrived: set[bytes] = field(default_factory=set)
@@ -51,6 +52,7 @@ class Notification:
     progress: dict[bytes, bytes] = field(default_factory=dict)
     kill: set[bytes] = field(default_factory=set)
     alive: set[bytes] = field(default_factory=set)
+    brought: set[bytes] = field(default_factory=set)
 
     def add(self, more: Notification) -> None:
         """Include another notification."""
@@ -62,6 +64,7 @@ class Notification:
         self.progress |= more.progress
         self.kill |= more.kill
         self.alive |= more.alive
+        self.brought |= more.brought
 
 
 Heard = Callable[[Notification], None]

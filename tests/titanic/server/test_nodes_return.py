@@ -254,6 +254,34 @@ def test_a_connection_to_a_living_node_is_lost(nodes: Nodes) -> None:
     once(work, 1)
 
 
+@pytest.mark.parametrize("ends", ["with a reply", "with an error"])
+def test_a_worker_cannot_reach_its_living_node(nodes: Nodes, ends: str) -> None:
+    """It goes on at another one, and its node waits until it has ended; a reply counts, an error is its death."""
+    work, other, patience = Handler(), Handler(), 8.0
+    wire = BrokerConfig(heartbeat_interval=0.5, liveness=60, worker_return=patience)
+    one = nodes.here(0, 2.0, wire=wire)
+    with relay(nodes.endpoints[0]) as line, nodes.client(0) as client:
+        nodes.worker_at(work, line.endpoint, nodes.endpoints[1])
+        uuid = client.submit("echo", b"0", max_attempts=2)
+        until(lambda: work.begun)
+        two = nodes.here(1, 2.0, wire=BrokerConfig(heartbeat_interval=0.5, liveness=60, worker_return=0.5))
+        until(lambda: two.node is not None and two.node.others())
+        line.down()
+        until(lambda: two.front.counters()["workers_busy"])  # type: ignore[index]
+        nodes.worker(other, 0)
+        waited = time.monotonic() + patience + 2
+        until(lambda: time.monotonic() > waited)
+        assert one.running == 1
+        assert not other.begun
+        work.fails = ends == "with an error"
+        work.go.set()
+        other.go.set()
+        assert client.wait(uuid, 60) == [b"part", b"done:0"]
+        assert client.show(uuid)["attempts"] == (2 if ends == "with an error" else 1)
+    again = [(b"0", 2, 2)] if ends == "with an error" else []
+    assert [*work.begun, *other.begun] == [(b"0", 1, 1), *again]
+
+
 @pytest.mark.parametrize("closed", ["before", "while nothing is decided"])
 def test_closed_meanwhile(nodes: Nodes, closed: str) -> None:
     uuid, token, _ = token_of(nodes)

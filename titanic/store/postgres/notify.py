@@ -69,7 +69,7 @@ def write(news: Notification) -> str:
         else:
             left -= size
             said[name] = part
-    for name, uuids in (("kill", news.kill), ("alive", news.alive)):  # polls find the latter, too
+    for name, uuids in (("brought", news.brought), ("kill", news.kill), ("alive", news.alive)):
         if uuids and (size := len(_text({name: _joined(uuids)}))) <= left:
             left -= size
             said[name] = _joined(uuids)
@@ -96,6 +96,7 @@ def read(text: bytes) -> Notification:
             {_split(uuid)[0]: text.encode() for uuid, text in said.get("progress", {}).items()},
             set(_split(said.get("kill", ""))),
             alive,
+            set(_split(said.get("brought", ""))),
         )
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return Notification(poll=set(Topic))
