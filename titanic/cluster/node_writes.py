@@ -17,27 +17,14 @@ CLAIM_BYTES = 8 << 20
 meanwhile."""
 
 
-class NodeWrite:
-    """The base of a node's own writes. A write is posted when it is committed, or has failed with an `error`."""
+class NodeWrite(Write):
+    """The base of a node's own writes. A write is posted when it is committed, or has failed with an `error`. Claimed
+    requests are new here, and others need not be read beforehand."""
 
-    light = False
     error: StoreError | None = None
 
     def __init__(self, inbox: Inbox[NodeWrite]) -> None:
         self._inbox = inbox
-
-    def uuids(self) -> Sequence[bytes]:
-        """None: claimed requests are new here, and others need not be read."""
-        return ()
-
-    def apply(self, transaction: WriteTransaction, now_us: int) -> None:
-        raise NotImplementedError
-
-    def __len__(self) -> int:
-        raise NotImplementedError
-
-    def parts(self) -> list[Write]:
-        return []
 
     def committed(self) -> None:
         self._inbox.post(self)

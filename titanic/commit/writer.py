@@ -151,13 +151,14 @@ class Histogram:
 
 class Write(Protocol):
     """A batch of changes of one kind. Methods are called in the writer's thread or, if it is light, in the thread that
-    enqueues it."""
+    enqueues it. Classes that are not compiled inherit the defaults."""
 
-    light: bool
+    light: bool = False
     """Whether it changes little: LIGHT_ITEMS and LIGHT_BYTES."""
 
     def uuids(self) -> Sequence[bytes]:
         """The requests that `apply` reads, as far as they are known beforehand."""
+        return ()
 
     def apply(self, transaction: WriteTransaction, now_us: int) -> None:
         """Make the changes. A StoreError raised here drops the whole transaction; then each write is applied alone."""
@@ -168,6 +169,7 @@ class Write(Protocol):
     def parts(self) -> Sequence[Write]:
         """Split it into smaller writes; none if it cannot be split. In a full store a transaction must not change too
         much, and how much is too much is known only at its end."""
+        return ()
 
     def committed(self) -> None:
         """Send the answers: the changes are on disk."""
@@ -176,22 +178,16 @@ class Write(Protocol):
         """Report the error: the changes were dropped."""
 
 
-class FlushWrite:
+class FlushWrite(Write):
     """A commit for the facts alone, when none has come for a while."""
 
     light = True
-
-    def uuids(self) -> Sequence[bytes]:
-        return ()
 
     def apply(self, transaction: WriteTransaction, now_us: int) -> None:
         """Nothing: the writer adds the facts to each commit in which they are due."""
 
     def __len__(self) -> int:
         return 0
-
-    def parts(self) -> Sequence[Write]:
-        return ()
 
     def committed(self) -> None:
         pass

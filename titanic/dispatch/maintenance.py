@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from titanic.commit.writer import Write, Writer
 from titanic.dispatch.core import DispatchCore
@@ -164,11 +164,8 @@ class Maintenance:
         return time.monotonic() + min(LONGEST_ALARM, max(SHORTEST_ALARM, (due_us - self.now_us()) / 1e6))
 
 
-class MaintenanceWrite:
-    """What is due, as one `Write`, which is posted when it is committed or has failed; at most `step` requests of each
-    kind are moved."""
-
-    light = False
+class MaintenanceWrite(Write):
+    """What is due, which is posted when it is committed or has failed; at most `step` requests of each kind are moved."""
 
     def __init__(self, maintenance: Maintenance, step: int) -> None:
         self._maintenance = maintenance
@@ -187,10 +184,6 @@ class MaintenanceWrite:
         self._closed: Mapping[bytes, int] = {}
         self._clamped = 0
         self._unchecked: bytes | None = None
-
-    def uuids(self) -> Sequence[bytes]:
-        """None: the store finds what is due."""
-        return ()
 
     def apply(self, transaction: WriteTransaction, now_us: int) -> None:
         maintenance = self._maintenance

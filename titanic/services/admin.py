@@ -15,7 +15,7 @@ from typing import Any, cast
 from msgspec import UNSET
 
 from broker import User, UserLimits
-from titanic.commit.writer import halves
+from titanic.commit.writer import Write, halves
 from titanic.errors import Forbidden, InvalidArchive, InvalidRequest, StoreError, StoreFull
 from titanic.facts import schedules
 from titanic.facts.audit import MINUTE_US, Act, RefusalCount, Tally, report
@@ -58,10 +58,8 @@ class LimitReached(Exception):
     """An act would exceed a limit of the user or the service."""
 
 
-class AdminWrite:
-    """A batch of asks, as one `Write`."""
-
-    light = False
+class AdminWrite(Write):
+    """A batch of asks. Which requests they are about is mostly known when the store was searched."""
 
     def __init__(
         self, context: ServiceContext, asks: Sequence[Ask], most: int = MOST_UUIDS, *, shared: bool = False
@@ -89,10 +87,6 @@ class AdminWrite:
         self._acts: list[Act] = []
         self._jobs = False
         """Whether jobs were started or changed."""
-
-    def uuids(self) -> Sequence[bytes]:
-        """None: which they are is known when the store was searched, mostly."""
-        return ()
 
     def apply(self, transaction: WriteTransaction, now_us: int) -> None:
         self._begin()
