@@ -28,11 +28,30 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from support.cli_titanic import CLEAN
+from support.processes import PYTHONPATH
 from support.waiting import PATIENCE
 
 from titanic import entry
 
 ALONE = ["unshare", *([] if os.geteuid() == 0 else ["--map-root-user"]), "--net", "--pid", "--fork", "--kill-child"]
+
+
+def run_alone(lines: list[str], folder: Path, timeout: float = 100, **more: str) -> list[tuple[int, str, str]]:
+    """Run this program in a folder, with `more` variables. Return the exit code and the output of each line."""
+    done = subprocess.run(
+        [*ALONE, sys.executable, "-m", "support.alone"],
+        input=json.dumps(lines),
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env=CLEAN | {"PYTHONPATH": PYTHONPATH} | more,
+        timeout=timeout,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return [tuple(one) for one in json.loads(done.stdout)]
+
 
 ADDRESSES = {"lo": "127.0.0.1", "lo:1": "10.0.0.1", "lo:2": "10.0.0.5"}
 

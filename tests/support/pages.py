@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from html.parser import HTMLParser
 
+import httpx
+
 VOID = {"meta", "link", "input", "br", "hr", "img", "path", "circle"}
 
 
@@ -78,3 +80,10 @@ class Page(HTMLParser):
         self._said.append(data)
         for _, _, said in self._open:
             said.append(data)
+
+
+def page_of(http: httpx.Client, path: str) -> Page:
+    """Get a page."""
+    answer = http.get(path)
+    assert answer.status_code == 200, answer.text
+    return Page(answer.text)

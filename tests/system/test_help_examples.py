@@ -6,20 +6,17 @@ database one that is there; nothing else is changed.
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
-from support.alone import ALONE
+from support.alone import run_alone
 from support.cli_titanic import CLEAN
 from support.postgres import shared_server
-from support.processes import PYTHONPATH
 
 from titanic.cli import main
 
@@ -169,24 +166,11 @@ def run(lines: list[str], folder: Path) -> list[tuple[int, str, str]]:
         server = shared_server()
         url = server.url(server.new_database())
         changed = [line.replace(DATABASE, f"'{url}'") for line in changed]
-    env = CLEAN | {
+    env = {
         "PATH": f"{folder / 'bin'}:{CLEAN['PATH']}",
-        "PYTHONPATH": PYTHONPATH,
         "HOME": str(folder),
         "TITANIC_REQUESTS": "10",
         "TITANIC_SYNCHRONOUS": "10",
         "TITANIC_ASYNCHRONOUS": "100",
     }
-    done = subprocess.run(
-        [*ALONE, sys.executable, "-m", "support.alone"],
-        input=json.dumps(changed),
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        env=env,
-        timeout=400,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    results: list[tuple[int, str, str]] = [tuple(one) for one in json.loads(done.stdout)]
-    return results
+    return run_alone(changed, folder, timeout=400, **env)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -11,7 +10,7 @@ import sys
 import textwrap
 from pathlib import Path
 
-from support.alone import ALONE
+from support.alone import ALONE, run_alone
 from support.cli_titanic import CLEAN
 from support.postgres import needs_postgres, new_place, own, programs_for
 from support.processes import PYTHONPATH
@@ -36,18 +35,7 @@ def test_both_sides_in_python(tmp_path: Path) -> None:
         "titanic serve --store S &",
         "python worker.py & python client.py; kill $!; wait $!",
     ]
-    done = subprocess.run(
-        [*ALONE, sys.executable, "-m", "support.alone"],
-        input=json.dumps([line.replace("python ", f"{sys.executable} ") for line in lines]),
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env=CLEAN | {"PYTHONPATH": PYTHONPATH},
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    results = json.loads(done.stdout)
+    results = run_alone([line.replace("python ", f"{sys.executable} ") for line in lines], tmp_path)
     assert [(code, out) for code, out, _ in results[1:]] == [(0, "[b'HELLO']\n")], results
 
 
@@ -57,18 +45,7 @@ def test_the_app_of_the_readme(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(program)
     client = f"{sys.executable} shop.py"
     lines = [f"{sys.executable} -m titanic dev shop:app 2>log & {client} && kill $! && wait $!"]
-    done = subprocess.run(
-        [*ALONE, sys.executable, "-m", "support.alone"],
-        input=json.dumps(lines),
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env=CLEAN | {"PYTHONPATH": PYTHONPATH},
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    ((code, said, _),) = json.loads(done.stdout)
+    ((code, said, _),) = run_alone(lines, tmp_path)
     assert (code, said) == (0, "receipt 7\n")
 
 

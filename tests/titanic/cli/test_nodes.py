@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.access_files import AccessFiles
 from support.cli_titanic import here, running, serving
-from support.postgres import needs_postgres, shared_server
+from support.postgres import needs_postgres
 from support.serving import QUICK, config
 from support.waiting import until
 
@@ -21,13 +20,6 @@ from titanic.settings import ServiceLimits
 from titanic.store import LeaseConfig
 
 pytestmark = needs_postgres
-
-
-@pytest.fixture
-def url() -> Iterator[str]:
-    name = shared_server().new_store()
-    yield shared_server().url(name)
-    shared_server().drop_database(name)
 
 
 def test_a_node_with_another_lease_is_refused(url: str, tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import cycle
@@ -98,17 +97,6 @@ def test_a_full_store_refuses_no_act(tmp_path: Path) -> None:
             assert transaction.facts_bytes() <= server.store.facts_room
         assert client.purge("waiting") > 1000
         assert client.audit(limit=1)["acts"][0]["act"] == "purge"
-
-
-@pytest.fixture(params=["lmdb", pytest.param("postgres", marks=needs_postgres)])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """Where a server of its own process has its store."""
-    if request.param == "lmdb":
-        yield str(tmp_path / "store")
-        return
-    name = shared_server().new_database()
-    yield shared_server().url(name)
-    shared_server().drop_database(name)
 
 
 @pytest.mark.torture(short=True)

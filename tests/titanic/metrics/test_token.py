@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,9 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.access_files import ALICE, AccessFiles
-from support.alone import ALONE
-from support.cli_titanic import CLEAN
-from support.processes import PYTHONPATH
+from support.alone import run_alone
 
 from broker import hash_token
 from titanic.metrics.listener import MetricsListener
@@ -141,18 +137,7 @@ def test_a_server_asks_for_it_where_others_can_connect(tmp_path: Path) -> None:
         f"{sys.executable} look.py '{RIGHT}'",
         "titanic broker --bind tcp://127.0.0.1:5004 --metrics 10.0.0.1:9004",
     ]
-    done = subprocess.run(
-        [*ALONE, sys.executable, "-m", "support.alone"],
-        input=json.dumps(lines),
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env=CLEAN | {"PYTHONPATH": PYTHONPATH},
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    results = json.loads(done.stdout)
+    results = run_alone(lines, tmp_path)
     assert results[3][1].split() == ["401", "200", "200", "200", "200"], results
     assert results[4][0] == 2
     assert "other machines could read them" in results[4][2]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -11,7 +10,6 @@ import pytest
 from support.cli_titanic import here
 from support.pages import Page
 from support.ports import free_port
-from support.postgres import needs_postgres, shared_server
 from support.processes import SUPPORT, Process, worker_process
 from support.raw_mdp import RawClient, raw_worker
 from support.serving import QUICK, with_broker
@@ -28,17 +26,6 @@ from titanic_data.store_reader import forget, read_closed
 from titanic_data.tables import HISTORY
 
 WORKERS = (b"bee:11", b"bee:12", b"ant:13")
-
-
-@pytest.fixture(params=["lmdb", pytest.param("postgres", marks=needs_postgres)])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """Where a server of its own process has its store."""
-    if request.param == "lmdb":
-        yield str(tmp_path / "store")
-        return
-    name = shared_server().new_database()
-    yield shared_server().url(name)
-    shared_server().drop_database(name)
 
 
 def attempt(endpoint: str, number: int) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 from prometheus_client import generate_latest
-from support.postgres import needs_postgres, shared_server
+from support.postgres import needs_postgres
 from support.raw_mdp import raw_worker
 from support.serving import QUICK, config
 from support.waiting import until
@@ -32,13 +32,6 @@ pytestmark = needs_postgres
 
 LEASE = LeaseConfig(lease=6, renew=0.4, margin=0.5)
 DRAINING = b"503 draining: this node is shutting down: use another node"
-
-
-@pytest.fixture
-def url() -> Iterator[str]:
-    name = shared_server().new_store()
-    yield shared_server().url(name)
-    shared_server().drop_database(name)
 
 
 @pytest.fixture

@@ -34,12 +34,6 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
             yield stack.enter_context(serving(tmp_path, broker=endpoint))
 
 
-@pytest.fixture
-def client(server: Server) -> Iterator[Client]:
-    with Client(server.endpoints[0], timeout=30) as client:
-        yield client
-
-
 def worker_at(client: Client, service: bytes = b"echo") -> AbstractContextManager[RawWorker]:
     return raw_worker(client.endpoint, service)
 

@@ -42,12 +42,6 @@ def server(postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert check(server.store) == []
 
 
-@pytest.fixture
-def client(server: Server) -> Iterator[Client]:
-    with Client(server.endpoints[0], timeout=30) as client:
-        yield client
-
-
 def test_lives_are_whole(server: Server, client: Client) -> None:
     with Worker("echo", echo, server.endpoints[0], config=QUICK):
         uuids = [client.submit("echo", f"{number}", delay=number % 2 * 0.01) for number in range(10)]

@@ -38,12 +38,6 @@ def note_loop(store: RemoteStore) -> None:
     store.loops.add(threading.get_ident())
 
 
-@pytest.fixture
-def client(server: Server) -> Iterator[Client]:
-    with Client(server.endpoints[0], timeout=30) as client:
-        yield client
-
-
 def test_lives_are_whole(server: Server, client: Client) -> None:
     def work(frames: list[bytes]) -> list[bytes]:
         if frames == [b"bad"]:

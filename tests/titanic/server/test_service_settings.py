@@ -63,12 +63,6 @@ def server(tmp_path: Path, settings: dict[str, Any]) -> Iterator[Server]:
         yield server
 
 
-@pytest.fixture
-def client(server: Server) -> Iterator[Client]:
-    with Client(server.endpoints[0], timeout=30) as client:
-        yield client
-
-
 def states(client: Client, *uuids: str) -> list[str]:
     return [client.show(uuid)["state"] for uuid in uuids]
 

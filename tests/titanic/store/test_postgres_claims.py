@@ -85,13 +85,6 @@ class Node:
 
 
 @pytest.fixture
-def url() -> Iterator[str]:
-    name = shared_server().new_store()
-    yield shared_server().url(name)
-    shared_server().drop_database(name)
-
-
-@pytest.fixture
 def nodes(url) -> Iterator[tuple[Node, Node]]:
     one, other = Node(url), Node(url)
     with one.store, other.store:
@@ -197,12 +190,10 @@ def test_a_damaged_request_is_claimed_without_its_body(nodes):
         txn.fetch("UPDATE request SET body_bytes = body_bytes - 1 WHERE uuid = %s::uuid", a.hex())
 
 
-def test_a_claim_costs_two_round_trips_and_a_bound_one_more(nodes, monkeypatch):
+def test_a_claim_costs_two_round_trips_and_a_bound_one_more(nodes, trips):
     one, _ = nodes
     one.accept(*[b"x"] * 9)
-    trips: list[int] = []
-    exchange = PostgresReading.exchange
-    monkeypatch.setattr(PostgresReading, "exchange", lambda tx, given: trips.append(len(given)) or exchange(tx, given))
+    del trips[:]
     one.claim((b"x", 3))
     assert trips == [1, 1], "the claim, and whether it is over; COMMIT"
     del trips[:]

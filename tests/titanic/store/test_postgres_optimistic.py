@@ -8,7 +8,7 @@ from threading import Thread
 import psycopg
 import pytest
 from support.desk import Desk
-from support.postgres import needs_postgres, shared_server
+from support.postgres import needs_postgres
 from support.store_facts import accept_all, closed_in, holder_of, state_of
 from support.waiting import until
 
@@ -17,7 +17,6 @@ from titanic.protocol import tsp
 from titanic.store import Archivist, CloseResult, LeaseConfig, NewRequest, NodeFacts, Place, State, Status
 from titanic.store.postgres.store import PostgresStore
 from titanic.store.postgres.tools import check
-from titanic.store.postgres.transaction import PostgresReading
 
 pytestmark = needs_postgres
 
@@ -25,31 +24,10 @@ NOW = 1_795_258_520_106_479
 
 
 @pytest.fixture
-def url() -> Iterator[str]:
-    name = shared_server().new_store()
-    yield shared_server().url(name)
-    shared_server().drop_database(name)
-
-
-@pytest.fixture
 def nodes(url: str) -> Iterator[tuple[PostgresStore, PostgresStore]]:
     with PostgresStore.open(url) as one, PostgresStore.open(url) as other:
         yield one, other
         assert check(one) == []
-
-
-@pytest.fixture
-def trips(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many statements each round trip had, besides BEGIN."""
-    found: list[int] = []
-    exchange = PostgresReading.exchange
-
-    def counted(self, statements):
-        found.append(len(statements))
-        return exchange(self, statements)
-
-    monkeypatch.setattr(PostgresReading, "exchange", counted)
-    return found
 
 
 def new(key=b"", owner=b"", **options):

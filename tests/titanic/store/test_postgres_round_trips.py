@@ -11,7 +11,6 @@ from support.store_facts import accept_all, closed_range, holder_of
 from titanic.store import NewRequest, Status
 from titanic.store.postgres.store import PostgresStore
 from titanic.store.postgres.tools import check
-from titanic.store.postgres.transaction import PostgresReading
 
 pytestmark = needs_postgres
 
@@ -25,20 +24,6 @@ def store() -> Iterator[PostgresStore]:
     with PostgresStore.open(shared_server().url(name)) as store:
         yield store
     shared_server().drop_database(name)
-
-
-@pytest.fixture
-def trips(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many statements each round trip had, besides BEGIN."""
-    found: list[int] = []
-    exchange = PostgresReading.exchange
-
-    def counted(self, statements):
-        found.append(len(statements))
-        return exchange(self, statements)
-
-    monkeypatch.setattr(PostgresReading, "exchange", counted)
-    return found
 
 
 def accept(store, n, **options):

@@ -31,12 +31,6 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("titanic.web.api.event_stream.POLL_INTERVAL", 0.02)
 
 
-@pytest.fixture
-def gateway(server: Server) -> Iterator[WebServer]:
-    with WebServer(WebSettings(tuple(server.endpoints), bind=("127.0.0.1", 0), timeout=30)) as running:
-        yield running
-
-
 class Reader:
     """Reads events of one stream."""
 

@@ -32,18 +32,6 @@ from titanic.web.serving import WebServer
 from titanic.web.settings import WebSettings
 
 
-@pytest.fixture
-def gateway(server: Server) -> Iterator[WebServer]:
-    with WebServer(WebSettings(tuple(server.endpoints), bind=("127.0.0.1", 0), timeout=30)) as running:
-        yield running
-
-
-@pytest.fixture
-def http(gateway: WebServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=gateway.url, timeout=60) as client:
-        yield client
-
-
 def held(gateway: WebServer) -> Leases:
     found: Leases = gateway.app.leases
     return found

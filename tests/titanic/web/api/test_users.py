@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import httpx
 import pytest
 from support.waiting import until
-from support.web_secured import TOKENS, Secured, secured
+from support.web_secured import TOKENS, Secured
 
 from titanic import Client, Forbidden
-
-
-@pytest.fixture(scope="module")
-def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
-    with secured(tmp_path_factory.mktemp("web") / "access") as one:
-        yield one
 
 
 def test_who_may_nothing_is_refused_each_call(scene: Secured) -> None:

@@ -20,12 +20,6 @@ from titanic.web.serving import WebServer
 from titanic.web.settings import WebSettings
 
 
-@pytest.fixture(scope="module")
-def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
-    with secured(tmp_path_factory.mktemp("web") / "access") as one:
-        yield one
-
-
 @pytest.fixture
 def own(tmp_path: Path) -> Iterator[Secured]:
     """One whose files a test may change."""

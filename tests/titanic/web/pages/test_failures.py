@@ -8,7 +8,7 @@ from typing import Any, cast
 import httpx
 import pytest
 from support.lived import Lived
-from support.pages import Page
+from support.pages import Page, page_of
 from support.waiting import until
 
 from titanic import Client
@@ -17,36 +17,30 @@ from titanic.protocol.answers import RequestInfo
 from titanic.web.pages.failures import group_failures, histogram
 
 
-def page(http: httpx.Client, path: str = "/failures") -> Page:
-    answer = http.get(path)
-    assert answer.status_code == 200
-    return Page(answer.text)
-
-
 def test_an_empty_list_says_what_it_shows(http: httpx.Client) -> None:
-    assert "No failures." in page(http).text
-    assert "No matching failures." in page(http, "/failures?service=x&span=day").text
+    assert "No failures." in page_of(http, "/failures").text
+    assert "No matching failures." in page_of(http, "/failures?service=x&span=day").text
 
 
 def test_failures_are_grouped_and_a_group_is_retried(http: httpx.Client, lived: Lived, client: Client) -> None:
     uuids = [lived.failed(f"OutOfStock: {n} left") for n in range(3)] + [lived.failed("KeyError: 'a'")]
     lived.expired()
-    found = page(http)
+    found = page_of(http, "/failures")
     assert [row[:3] for row in found.rows] == [
         ["OutOfStock: … left", "echo", "3"],
         ["not done in time expired", "nobody", "1"],
         ["KeyError: 'a'", "echo", "1"],
     ]
-    assert len(page(http, "/failures?service=nobody&span=hour").rows) == 1
+    assert len(page_of(http, "/failures?service=nobody&span=hour").rows) == 1
     group = found.links["OutOfStock: … left"]
-    rows = page(http, group).rows
+    rows = page_of(http, group).rows
     assert [row[0] for row in rows] == uuids[2::-1]
-    answer = http.post("/requests/all", data=page(http, group).form("/requests/all"), follow_redirects=True)
-    until(lambda: "Retry 3 requests?" in page(http, answer.url.path).headings)
-    form = page(http, answer.url.path).form(f"/actions{answer.url.path}")
+    answer = http.post("/requests/all", data=page_of(http, group).form("/requests/all"), follow_redirects=True)
+    until(lambda: "Retry 3 requests?" in page_of(http, answer.url.path).headings)
+    form = page_of(http, answer.url.path).form(f"/actions{answer.url.path}")
     later = lived.failed("OutOfStock: 9 left")
     answer = http.post(f"/actions{answer.url.path}", data=form, follow_redirects=True)
-    until(lambda: "3 requests retried" in page(http, answer.url.path).text)
+    until(lambda: "3 requests retried" in page_of(http, answer.url.path).text)
     assert client.show(later)["attempts"] == 1
 
 
@@ -58,9 +52,9 @@ def test_a_group_that_is_gone(http: httpx.Client) -> None:
 
 def test_failures_that_were_closed_are_still_counted(http: httpx.Client, lived: Lived, client: Client) -> None:
     client.close(*(lived.failed(f"bad {n}") for n in range(3)))
-    found = page(http)
+    found = page_of(http, "/failures")
     assert found.rows[0][:3] == ["bad …", "echo", "3"]
-    assert page(http, found.links["bad …"]).rows == []
+    assert page_of(http, found.links["bad …"]).rows == []
 
 
 def test_a_rare_error_is_found_behind_a_flood(http: httpx.Client, lived: Lived, client: Client) -> None:
@@ -68,7 +62,7 @@ def test_a_rare_error_is_found_behind_a_flood(http: httpx.Client, lived: Lived, 
     flood = client.submit_many("echo", ([b"fail", b"Flood: %d" % n] for n in range(1050)), max_attempts=1)
     until(lambda: client.show(flood[-1])["state"] == "failed")
     until(lambda: not client.list(service="echo", state="waiting")[0] + client.list(service="echo", state="running")[0])
-    links = page(http).links
+    links = page_of(http, "/failures").links
     _, found = walk(http, links["Rare: …"])
     assert found == rare[::-1]
     _, found = walk(http, links["Flood: …"])
@@ -78,17 +72,17 @@ def test_a_rare_error_is_found_behind_a_flood(http: httpx.Client, lived: Lived, 
 
 def walk(http: httpx.Client, path: str) -> tuple[Page, list[str]]:
     """The first page of a group, and the UUIDs of it and of all that follow."""
-    first = following = page(http, path)
+    first = following = page_of(http, path)
     found = [row[0] for row in first.rows]
     while "Next page" in following.links:
-        following = page(http, following.links["Next page"])
+        following = page_of(http, following.links["Next page"])
         found += [row[0] for row in following.rows]
     return first, found
 
 
 def test_errors_are_escaped(http: httpx.Client, lived: Lived) -> None:
     lived.failed("<script>alert(1)</script>")
-    found = page(http)
+    found = page_of(http, "/failures")
     for path in ("/failures", *(link for link in found.links.values() if link.startswith("/failures/"))):
         assert "<script>alert" not in http.get(path).text
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from support.pages import Page
+from support.pages import Page, page_of
 from support.waiting import until
 
 from broker import Worker
@@ -17,12 +17,6 @@ from titanic.web import request_filter
 from titanic.web.pages import requests
 from titanic.web.problems import HTTPProblem
 from titanic.web.request_filter import RequestFilter, find_page, parse_filter
-
-
-def page_of(http: httpx.Client, path: str) -> Page:
-    answer = http.get(path)
-    assert answer.status_code == 200, answer.text
-    return Page(answer.text)
 
 
 def uuids(page: Page) -> list[str]:

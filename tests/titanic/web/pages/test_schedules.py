@@ -6,7 +6,7 @@ from typing import cast
 
 import httpx
 import pytest
-from support.pages import Page
+from support.pages import page_of
 
 from titanic import Client
 from titanic.protocol.documents import ScheduleReport
@@ -18,19 +18,13 @@ HOURLY = Schedule("hourly", "backup", every=3600)
 TICK = 1_795_000_000 // 3600 * 3600
 
 
-def page(http: httpx.Client, path: str = "/schedules") -> Page:
-    answer = http.get(path)
-    assert answer.status_code == 200
-    return Page(answer.text)
-
-
 def do(http: httpx.Client, what: str, **fields: str) -> httpx.Response:
-    csrf = page(http).form("/actions/schedules/pause")["csrf"]
+    csrf = page_of(http, "/schedules").form("/actions/schedules/pause")["csrf"]
     return http.post(f"/actions/schedules/{what}", data={"csrf": csrf, **fields}, follow_redirects=True)
 
 
 def test_an_empty_list_says_what_to_do(http: httpx.Client) -> None:
-    assert "No schedules in the queue" in page(http).text
+    assert "No schedules in the queue" in page_of(http, "/schedules").text
 
 
 def test_ticks_and_pauses(http: httpx.Client, client: Client) -> None:
@@ -38,7 +32,7 @@ def test_ticks_and_pauses(http: httpx.Client, client: Client) -> None:
     uuid = submit_tick(client, NIGHTLY, TICK + 3600)
     pause_schedule(client, "weekly")
     client.submit("mail", b"", key="cron-like: cron:x")
-    rows = page(http).rows
+    rows = page_of(http, "/schedules").rows
     assert [row[:2] for row in rows] == [["nightly", "active"], ["weekly", rows[1][1]]]
     assert rows[0][2:4] == ["backup", "not registered"]
     assert rows[0][4].endswith("Z")
@@ -95,4 +89,4 @@ def test_requests_that_cannot_be_run(http: httpx.Client, client: Client) -> None
 @pytest.mark.parametrize("key", ["cron:<b>:paused", "cron:a:2026", "cron::paused", "xcron:a:paused"])
 def test_similar_keys_are_no_schedules(http: httpx.Client, client: Client, key: str) -> None:
     client.submit("cron.paused", b"", key=key, delay=60)
-    assert page(http).rows == []
+    assert page_of(http, "/schedules").rows == []

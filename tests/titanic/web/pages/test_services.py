@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from support.pages import Page
+from support.pages import Page, page_of
 from support.raw_mdp import raw_worker
 from support.serving import QUICK
 from support.waiting import until
@@ -20,12 +20,6 @@ from titanic.schedules.scheduler import pause_schedule
 from titanic.settings import ServiceLimits
 from titanic.web.pages import services
 from titanic.web.stats import StatsSample
-
-
-def page_of(http: httpx.Client, path: str) -> Page:
-    answer = http.get(path)
-    assert answer.status_code == 200, answer.text
-    return Page(answer.text)
 
 
 def test_an_empty_list_says_what_to_do(http: httpx.Client) -> None:
