@@ -165,7 +165,7 @@ class Maintenance:
 
 
 class MaintenanceWrite(Write):
-    """What is due, which is posted when it is committed or has failed; at most `step` requests of each kind are moved."""
+    """What is due, posted when it is committed or has failed; at most `step` requests of each kind are moved."""
 
     def __init__(self, maintenance: Maintenance, step: int) -> None:
         self._maintenance = maintenance

@@ -1,5 +1,5 @@
-"""titanic.admin retries requests, purges and changes them, starts jobs that do so (redrive.py), hears what an archive
-of closed requests has, and has nodes drained: see PROTOCOL.md.
+"""titanic.admin retries requests, purges and changes them, starts jobs that do so (redrive_jobs.py), hears what an
+archive of closed requests has, and has nodes drained: see PROTOCOL.md.
 
 What a worker has is not purged, unless its UUID is given. One message checks a bounded number of requests.
 """
@@ -37,7 +37,7 @@ from titanic.protocol.messages import (
 from titanic.protocol.permissions import lacks, lacks_submit
 from titanic.protocol.submit_options import MOST_UUIDS
 from titanic.protocol.tsp import Frames
-from titanic.services import nodes, redrive, set_service
+from titanic.services import nodes, redrive_jobs, set_service
 from titanic.services.ask import Ask, Closed, CloseDoubt, Returned, ServiceContext, SettingsChanged, not_done
 from titanic.services.ownership import is_hidden, is_kept, not_owned, place_behind
 from titanic.services.request_submit import over_limit, start_of
@@ -118,9 +118,9 @@ class AdminWrite(Write):
                     done = schedules.register(transaction, options.rows, options.process, ask.user, now_us)
                     document = {"done": done}
                 elif isinstance(options, RedriveAction):
-                    redrive.lock(transaction, self._context.host)
+                    redrive_jobs.lock(transaction, self._context.host)
                     origin, self._jobs = self._context.origin(ask), True
-                    job, acts = redrive.apply(transaction, options, now_us, ask.user, origin)
+                    job, acts = redrive_jobs.apply(transaction, options, now_us, ask.user, origin)
                     document = {**job}
                     self._acts += acts
                 elif isinstance(options, ChangeAction):

@@ -17,7 +17,7 @@ from titanic.protocol.messages import List, read
 from titanic.protocol.permissions import lacks
 from titanic.protocol.submit_options import read_policy
 from titanic.protocol.tsp import Frames, Progress
-from titanic.services import redrive
+from titanic.services import redrive_jobs
 from titanic.services.ownership import is_hidden, place_behind
 from titanic.services.why import Explainer, Facts, explain
 from titanic.store import Description, Outcome, ReadTransaction, SharedReadTransaction, State, find_history
@@ -97,7 +97,7 @@ def _answer(
     given: list[bytes],
 ) -> Frames:
     if options.jobs:
-        return [tsp.OK, json.dumps({"jobs": redrive.documents(transaction, user, options.uuid)}).encode()]
+        return [tsp.OK, json.dumps({"jobs": redrive_jobs.documents(transaction, user, options.uuid)}).encode()]
     if options.schedules:
         return [tsp.OK, json.dumps({"schedules": schedules.documents(transaction, user, now_us)}).encode()]
     owner = None if user is None or user.reads_all else user.owner

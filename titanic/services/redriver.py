@@ -1,4 +1,4 @@
-"""Runs the jobs of redrive.py in a thread of its own: a slice of each active job, then the next."""
+"""Runs the jobs of redrive_jobs.py in a thread of its own: a slice of each active job, then the next."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from broker import User
 from titanic.errors import RecordCorrupt, StoreError, StoreFull
 from titanic.facts.audit import Tally
 from titanic.protocol.tsp import Frames
-from titanic.services import redrive
+from titanic.services import redrive_jobs
 from titanic.services.admin import AdminWrite, LimitReached
 from titanic.services.ask import ServiceContext
 from titanic.services.nodes import rows_of
-from titanic.services.redrive import ROW, FoundMatches, RedriveJob
+from titanic.services.redrive_jobs import ROW, FoundMatches, RedriveJob
 from titanic.store import ReadTransaction, Store, WriteTransaction
 
 log = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ class Redriver:
         if self._context.refusing is not None:  # it stops, drains or is cut off
             return POLL_INTERVAL
         with self._store.read() as transaction:
-            jobs = [job for job in redrive.read_jobs(transaction) if self._may_run(transaction, job)]
+            jobs = [job for job in redrive_jobs.read_jobs(transaction) if self._may_run(transaction, job)]
         self._turns = {job.id: self._turns.get(job.id) or Turn(job) for job in jobs}
         for job in jobs:
             turn = self._turns[job.id]
@@ -114,7 +114,7 @@ class Redriver:
     def _count(self, job: RedriveJob, turn: Turn) -> float:
         if turn.after is not None and len(turn.uuids) < ROW:
             with self._store.read() as transaction:
-                uuids, turn.after = redrive.search(self._context, transaction, job, turn.after, SLICE)
+                uuids, turn.after = redrive_jobs.search(self._context, transaction, job, turn.after, SLICE)
             turn.uuids += uuids
         row, is_last = turn.uuids[:ROW], turn.after is None and len(turn.uuids) <= ROW
         if is_last or len(row) == ROW:
@@ -177,7 +177,7 @@ class RedriveWrite(AdminWrite):
         the job."""
         super().__init__(context, [], most, shared=context.host.shares)
         self._job, self._found, self._fault = job, found, fault
-        self._room = min(redrive.MAX_COUNTED, room // redrive.ROOM_SHARE // 17)
+        self._room = min(redrive_jobs.MAX_COUNTED, room // redrive_jobs.ROOM_SHARE // 17)
         self.job: RedriveJob | None = None
         """The job after it; None: nothing was done, because it was changed meanwhile, or the store failed."""
         self.done = threading.Event()
@@ -188,17 +188,17 @@ class RedriveWrite(AdminWrite):
     def apply(self, transaction: WriteTransaction, now_us: int) -> None:
         self._begin()
         self.job = None
-        redrive.lock(transaction, self._context.host)
-        jobs = redrive.read_jobs(transaction, self._job.id)
+        redrive_jobs.lock(transaction, self._context.host)
+        jobs = redrive_jobs.read_jobs(transaction, self._job.id)
         if not jobs or (jobs[0].state, jobs[0].node) != (self._job.state, self._job.node):
             return
         (job,) = jobs
-        user = redrive.user_of(job, self._context.host)
+        user = redrive_jobs.user_of(job, self._context.host)
         job.node, job.reason = self._context.host.incarnation(), ""
-        if fault := self._fault or redrive.lacks_for(user, job.options):
+        if fault := self._fault or redrive_jobs.lacks_for(user, job.options):
             self._acts += job.finish(transaction, now_us, "stopped", fault)
         elif job.state == "counting":
-            others = [one for one in redrive.read_jobs(transaction) if not one.ended_at]
+            others = [one for one in redrive_jobs.read_jobs(transaction) if not one.ended_at]
             kept = sum(one.counted - one.place for one in others) + len(self._found.uuids)
             job.add(transaction, self._found.uuids)
             job.after = self._found.after or b""
@@ -231,7 +231,7 @@ class RedriveWrite(AdminWrite):
         for uuid in uuids:
             try:
                 row = transaction.describe(uuid)
-                if row is not None and uuid not in running and redrive.matches(transaction, job, row, user):
+                if row is not None and uuid not in running and redrive_jobs.matches(transaction, job, row, user):
                     done += act(transaction, uuid, now_us, ask, Tally())
             except RecordCorrupt as error:
                 log.warning("a job leaves request %s as it is: %s", uuid.hex(), error)

@@ -24,7 +24,7 @@ from broker import RemoteError, Worker
 from titanic import Client, Forbidden, InvalidRequest, Server, ServerConfig
 from titanic.errors import StoreFailed
 from titanic.protocol.documents import RedriveInfo
-from titanic.services import redrive, redriver
+from titanic.services import redrive_jobs, redriver
 from titanic.store import WriteTransaction
 
 ROOT = '[users.root]\nkeys = ["queue.key"]\nadmin = true\n'
@@ -95,11 +95,11 @@ def confirmed(client: Client, job: RedriveInfo) -> RedriveInfo:
 def rows_left(server: Server) -> int:
     """The rows of UUIDs that jobs keep."""
     with server.store.read() as transaction:
-        return len(transaction.facts(redrive.UUIDS))
+        return len(transaction.facts(redrive_jobs.UUIDS))
 
 
 def test_one_group_of_failures_is_retried(server: Server, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redrive, "ROW", 7)
+    monkeypatch.setattr(redrive_jobs, "ROW", 7)
     monkeypatch.setattr(redriver, "ROW", 7)
     uuids = fail(client, "mail", {"order 17 refused": 15, "order 18 refused": 15, "too large": 20})
     fail(client, "loud", {"order 17 refused": 40})
@@ -236,9 +236,9 @@ def test_a_job_goes_on_after_a_restart(tmp_path: Path) -> None:
 
 
 def test_a_count_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redrive, "ROW", 5)
+    monkeypatch.setattr(redrive_jobs, "ROW", 5)
     monkeypatch.setattr(redriver, "ROW", 5)
-    monkeypatch.setattr(redrive, "PAGE", 3)
+    monkeypatch.setattr(redrive_jobs, "PAGE", 3)
     settings = config(tmp_path)
     with Server(settings) as server, Client(server.endpoints[0], timeout=60) as client:
         client.submit_many("mail", ["a"] * 48)
@@ -255,9 +255,9 @@ def test_a_count_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_count_misses_nothing_after_a_failed_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (redrive, redriver):
+    for module in (redrive_jobs, redriver):
         monkeypatch.setattr(module, "ROW", 5)
-    monkeypatch.setattr(redrive, "PAGE", 3)
+    monkeypatch.setattr(redrive_jobs, "PAGE", 3)
     counting, commits = redriver.RedriveWrite.apply, iter((True, False))
 
     def apply(self: redriver.RedriveWrite, transaction: WriteTransaction, now_us: int) -> None:
@@ -272,12 +272,12 @@ def test_a_count_misses_nothing_after_a_failed_commit(tmp_path: Path, monkeypatc
 
 
 def test_jobs_keep_to_their_room(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redrive, "MAX_COUNTED", 10)
+    monkeypatch.setattr(redrive_jobs, "MAX_COUNTED", 10)
     client.submit_many("mail", ["a"] * 20)
     job = reach(client, client.redrive("close", state="waiting"), "stopped")
     assert job["reason"] == "at least 20 match, but jobs may keep 10 together; narrow the conditions"
     uuids = [row["uuid"] for row in client.list()[0]]
-    for _ in range(redrive.MAX_BUSY):
+    for _ in range(redrive_jobs.MAX_BUSY):
         client.redrive("close", uuids=uuids, rate=0.01)
     with pytest.raises(InvalidRequest, match="too many jobs"):
         client.redrive("close", uuids=uuids)

@@ -26,7 +26,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, KeysView, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -257,21 +257,6 @@ End = dict[str, str]
 """How a request ended: `state` is done, failed, expired, unknown or refused; `reason` for people."""
 
 
-class StreamListener(Protocol):
-    """The interface of an open stream."""
-
-    visitor: Visitor
-
-    def wake(self) -> None:
-        """Send what is new, if anything."""
-
-    def ended(self, uuid: str, end: End) -> None:
-        """Report the end of a request that it follows."""
-
-    def end(self) -> None:
-        """End the stream: its visitor's connection to the server is closed, or the process ends."""
-
-
 class Numbers:
     """Numbers all changes in one sequence."""
 
@@ -348,7 +333,7 @@ class StatsWatcher:
         self._numbers = numbers
         self._poller = poller
         self._sample: StatsSample | None = None
-        self._streams: dict[str, set[StreamListener]] = {}
+        self._streams: dict[str, set[EventStream]] = {}
         """By user."""
         self._faults: dict[str, HTTPProblem] = {}
         """Why a user's streams get no statistics at present."""
@@ -381,7 +366,7 @@ class StatsWatcher:
         """Whether no stream is open."""
         return self._task is None
 
-    async def _refresh_for(self, streams: set[StreamListener]) -> None:
+    async def _refresh_for(self, streams: set[EventStream]) -> None:
         try:
             await self.refresh(next(iter(streams)).visitor)
         except InvalidRequest:  # the connection of their user was closed: readers that reconnect get a new one
@@ -392,13 +377,13 @@ class StatsWatcher:
         """Why this user's streams get no statistics at present."""
         return self._faults.get(user)
 
-    def join(self, stream: StreamListener) -> None:
+    def join(self, stream: EventStream) -> None:
         """Wake a stream whenever there is something new."""
         self._streams.setdefault(stream.visitor.user, set()).add(stream)
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._keep_refreshing())
 
-    def leave(self, stream: StreamListener) -> None:
+    def leave(self, stream: EventStream) -> None:
         """Stop waking a stream."""
         user = stream.visitor.user
         if (streams := self._streams.get(user)) is not None:
@@ -459,7 +444,7 @@ RETRY_INTERVAL = 2.0
 @dataclass(slots=True)
 class _Wait:
     task: asyncio.Task[None]
-    listeners: set[StreamListener] = field(default_factory=set)
+    listeners: set[EventStream] = field(default_factory=set)
 
 
 class RequestWatcher:
@@ -471,14 +456,14 @@ class RequestWatcher:
         self._waits: dict[tuple[str, str], _Wait] = {}
         self.quota = UserQuota("followed requests", MAX_WATCHED, MAX_WATCHED_EACH)
 
-    def follow(self, listener: StreamListener, uuid: str) -> None:
+    def follow(self, listener: EventStream, uuid: str) -> None:
         """Report the end of a request to a stream."""
         key = listener.visitor.user, uuid
         if (wait := self._waits.get(key)) is None:
             wait = self._waits[key] = _Wait(asyncio.create_task(self._wait(listener.visitor, uuid)))
         wait.listeners.add(listener)
 
-    def leave(self, listener: StreamListener, uuid: str) -> None:
+    def leave(self, listener: EventStream, uuid: str) -> None:
         """Stop following a request for a stream."""
         key = listener.visitor.user, uuid
         if (wait := self._waits.get(key)) is not None:
@@ -536,7 +521,7 @@ class Feed:
         self.stats = StatsWatcher(poller, self.numbers)
         self.requests = RequestWatcher(self.numbers)
         self.quota = UserQuota("event streams", MAX_STREAMS, MAX_STREAMS_EACH)
-        self.streams: set[StreamListener] = set()
+        self.streams: set[EventStream] = set()
         self.ending = False
 
     def end(self) -> None:

@@ -45,14 +45,14 @@ def test_registered_schedules(http: httpx.Client, client: Client) -> None:
     Scheduler(client, [HOURLY]).once()
     late = {"name": "daily", "service": "mail", "when": "30 2 * * *", "tz": "Asia/Tokyo", "next": TICK - 9_000_000}
     client.register_schedules([cast(ScheduleReport, late)])
-    daily, hourly = page(http).rows
+    daily, hourly = page_of(http, "/schedules").rows
     assert daily[1].startswith("late scheduler last seen")
     assert daily[3].endswith("30 2 * * * Asia/Tokyo")
     assert hourly[:3] == ["hourly", "active", "backup"]
     assert hourly[3].endswith("every 3600 s")
     assert hourly[4:6] == ["–", "none"]
     pause_schedule(client, "daily")
-    assert page(http).rows[0][1].startswith("paused for")
+    assert page_of(http, "/schedules").rows[0][1].startswith("paused for")
 
 
 def test_pause_and_resume(http: httpx.Client, client: Client) -> None:
