@@ -27,7 +27,7 @@ COUNT_TIMEOUT, COUNT_INTERVAL = 2.0, 0.05
 """Seconds for which the page of a job waits for its number, and between two polls."""
 
 CONFIRMED_BY_CLICK = 100
-"""Closing more requests than this takes typing their number."""
+"""Deleting more requests than this takes typing their number."""
 
 MAX_SELECTED = 1000
 
@@ -93,7 +93,7 @@ async def change(request: Request) -> Response:
     if change not in ("confirm", "pause", "resume", "cancel"):
         raise HTTPProblem(400, "nothing was changed: the form says not what to do; reload its page")
     if change == "confirm" and _typed(job) and form.get("typed", "").strip().replace(",", "") != str(job["counted"]):
-        raise HTTPProblem(400, f"nothing was closed: type “{_typed(job)}” to confirm")
+        raise HTTPProblem(400, f"nothing was deleted: type “{_typed(job)}” to confirm")
     number = int(form["count"]) if WHOLE.fullmatch(form.get("count", "")) else None
     try:
         await visitor_of(request).client.change_redrive(job["id"], cast(Any, change), number)
@@ -125,7 +125,7 @@ def _uuids(given: Sequence[str]) -> list[str]:
 def _check(action: str, wanted: RequestFilter) -> None:
     if action == "close" and wanted.state in ("", "running") and not wanted.key:
         what = "first choose a state other than running"
-        raise HTTPProblem(400, f"nothing was closed: {what}; close running requests on their own pages")
+        raise HTTPProblem(400, f"nothing was deleted: {what}; delete running requests on their own pages")
     if action == "retry" and wanted.state not in ("", "failed", "expired"):
         raise HTTPProblem(400, f"{wanted.state} requests cannot be retried; choose failed or expired")
 

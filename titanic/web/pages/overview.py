@@ -147,10 +147,10 @@ def assess(
     if stats["disk_full"]:
         critical.append("The store's disk is full, so new requests are rejected. Free space on it.")
     elif not stats["accepting"]:
-        critical.append("The store is full, so new requests are rejected. Close finished requests or raise --capacity.")
+        critical.append("The store is full, so new requests are rejected. Delete ended requests or raise --capacity.")
     elif store["capacity"] and store["used"] > WARN_USED_SHARE * store["capacity"]:
         share = percent(store["used"], store["capacity"])
-        warnings.append(f"The store is {share} full ({size(store['used'])}). Close finished requests.")
+        warnings.append(f"The store is {share} full ({size(store['used'])}). Delete ended requests.")
     if sample.response_time > SLOW:
         warnings.append(f"The server took {span(sample.response_time)} to respond. Its machine or disk is busy.")
     if lacking := [service for service in services if service.lacks_workers]:

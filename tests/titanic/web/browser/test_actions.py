@@ -57,12 +57,12 @@ def test_all_matching_requests_are_retried_and_closed(window: Window, lived: Liv
     window.check(page)
     client.submit_batch("mail", [b"x"] * 101)
     page.goto("/requests?service=mail&state=waiting")
-    page.get_by_role("button", name="Close all matching").click()
-    see(page, "Close 101 requests?")
+    page.get_by_role("button", name="Delete all matching").click()
+    see(page, "Delete 101 requests?")
     window.check(page)
     page.get_by_label("Type “101” to confirm").fill("101")
-    page.get_by_role("button", name="Close 101 requests").click()
-    see_done(page, "101 requests closed")
+    page.get_by_role("button", name="Delete 101 requests").click()
+    see_done(page, "101 requests deleted")
     assert not client.list(service="mail")[0]
 
 

@@ -143,12 +143,12 @@ def test_selected_requests_are_closed(window: Window, client: Client, script: bo
     else:
         for box in page.get_by_role("checkbox", name="Select").all():
             box.check()
-    page.get_by_role("button", name="Close selected").click()
-    see(page, "Close 3 requests?")
+    page.get_by_role("button", name="Delete selected").click()
+    see(page, "Delete 3 requests?")
     if script:
         window.check(page)
-    page.get_by_role("button", name=re.compile("Close 3 requests|Close")).last.click()
-    see_done(page, "3 requests closed", script)
+    page.get_by_role("button", name=re.compile("Delete 3 requests")).last.click()
+    see_done(page, "3 requests deleted", script)
     assert client.stats()["store"]["requests"] == 0
 
 

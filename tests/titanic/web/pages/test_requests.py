@@ -185,9 +185,9 @@ def test_selected_requests_are_retried(http: httpx.Client, client: Client, failu
 def test_all_that_match_are_closed_with_their_number_typed(http: httpx.Client, client: Client) -> None:
     client.submit_batch("mail", [b"x"] * 150)
     client.submit("other", b"x")
-    assert "Close all matching…" in page_of(http, "/requests?service=mail&state=waiting").text
+    assert "Delete all matching…" in page_of(http, "/requests?service=mail&state=waiting").text
     where, page = all_that_match(http, do="close", service="mail", state="waiting", age="under-1h")
-    assert page.headings[0] == "Close 150 requests?"
+    assert page.headings[0] == "Delete 150 requests?"
     assert page.figures["service"] == "mail"
     assert "submitted since" in page.figures
     form = page.form(f"/actions{where}")
@@ -199,7 +199,7 @@ def test_all_that_match_are_closed_with_their_number_typed(http: httpx.Client, c
     assert http.post(f"/actions{where}", data=form | {"typed": "150", "count": "149"}).status_code == 409
     assert client.stats()["services"]["mail"] == 151
     job = ended_page(http, http.post(f"/actions{where}", data=form | {"typed": "150"}))
-    assert "150 requests closed" in job.text
+    assert "150 requests deleted" in job.text
     assert job.links["Back to requests"] == "/requests?service=mail&state=waiting"
     rows, _ = client.list(limit=10)
     assert [row["uuid"] for row in rows if row["service"] == "mail"] == [late]
@@ -236,7 +236,7 @@ def test_no_more_requests_are_closed_than_confirmed(http: httpx.Client, client: 
     client.set_service("echo", paused=False)
     until(lambda: client.show(later)["state"] == "failed")
     done = ended_page(http, http.post(f"/actions{where}", data=page.form(f"/actions{where}")))
-    assert "3 requests closed" in done.text
+    assert "3 requests deleted" in done.text
     assert len(client.list(state="failed")[0]) == 1
 
 
