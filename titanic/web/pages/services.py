@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import NamedTuple
 from urllib.parse import urlencode
 
@@ -49,8 +49,8 @@ RATES = ("succeeded", "failed")
 
 RECENT_FAILURES = 5
 
-MAX_DELIVERIES = 200
-"""Deliveries to web hooks among which those that failed are shown."""
+MAX_DELIVERIES, MAX_ALL_DELIVERIES = 200, 1000
+"""Deliveries to the web hooks of a service, and of all, among which those that failed are shown."""
 
 MESSAGES = {
     "pause": "Paused. Its requests wait until it is resumed; running requests continue.",
@@ -291,20 +291,38 @@ async def _failures(client: Client, name: str) -> list[RequestInfo]:
     return rows
 
 
-async def _hooks(state: AppState, client: Client, name: str) -> list[tuple[Hook, list[RequestInfo]]]:
-    """The web hooks of a service, if the visitor may see them; with the newest deliveries of each that failed, some of
-    which will be tried again. Others are closed."""
+async def _hooks(state: AppState, client: Client, name: str = "") -> list[tuple[Hook, list[RequestInfo]]]:
+    """The web hooks of a service, or of all, if the visitor may see them; with the newest deliveries of each that
+    failed, some of which will be tried again. Others are closed."""
     if state.hooks is None:
         return []
     with suppress(TitanicError):  # the hooks user or the visitor may lack the permission
-        if hooks := await state.hooks.of_service(name):
+        if hooks := await (state.hooks.of_service(name) if name else state.hooks.all()):
             await client.show(hooks[0].uuid)
-            mark = f":{mark_of_service(name)}"
-            rows, _ = await client.list(service=DELIVERY, text=mark, newest=True, limit=MAX_DELIVERIES)
-            failed = [row for row in rows if row["reason"]]
-            hooks.sort(key=attrgetter("url"))
-            return [(one, [row for row in failed if row["key"].endswith(one.id)]) for one in hooks]
+            mark = f":{mark_of_service(name)}" if name else None
+            limit = MAX_DELIVERIES if name else MAX_ALL_DELIVERIES
+            rows, _ = await client.list(service=DELIVERY, text=mark, newest=True, limit=limit)
+            failed: dict[str, list[RequestInfo]] = {}
+            for row in filter(itemgetter("reason"), rows):
+                failed.setdefault(row["key"].rpartition(":")[2], []).append(row)
+            return [(one, failed.get(one.id, [])) for one in sorted(hooks, key=attrgetter("service", "url"))]
     return []
+
+
+async def web_hooks(request: Request) -> Response:
+    """List the web hooks of all services."""
+    state, client = app_state(request), visitor_of(request).client
+    rows = await state.cache.get(request, "all hooks", _hooks, state, client)
+    settings = await state.hooks.settings() if state.hooks is not None and rows else {}
+    names = dict.fromkeys(hook.service for hook, _ in rows)
+    return state.page(
+        request,
+        "hooks.html",
+        rows=rows,
+        enabled=state.hooks is not None,
+        silent=[(name, why) for name in names if (why := hook_status(settings, name))],
+        delivery=DELIVERY,
+    )
 
 
 async def _silent_hooks(state: AppState, settings: ServiceSettings, name: str) -> tuple[int, str] | None:
@@ -347,6 +365,7 @@ ROUTES = [
     Route("/workers", workers),
     Route("/services", services),
     Route("/services/{name:path}", service),
+    Route("/hooks", web_hooks),
     Route("/actions/services", pause, methods=["POST"]),
     Route("/actions/services/ends", set_on_end, methods=["POST"]),
 ]

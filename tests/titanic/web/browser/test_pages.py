@@ -6,15 +6,18 @@ import re
 import threading
 from pathlib import Path
 
+import httpx
 import pytest
 from playwright.sync_api import Route, expect
 from support.browser import PHONE, Chromium, Window, see, see_done
 from support.lived import PICTURE, Lived
+from support.web_hooks import LOOPBACK
 from support.web_secured import TOKENS, secured
 
 from broker import Worker
 from titanic import Client, Server, current
 from titanic.client.flows import step_key
+from titanic.protocol.documents import ScheduleReport
 from titanic.schedules import Schedule
 from titanic.schedules.scheduler import pause_schedule, paused_schedules, submit_tick
 
@@ -26,6 +29,7 @@ EMPTY = (
     "/schedules",
     "/store",
     "/users",
+    "/hooks",
     "/audit",
     "/audit?show=refusals&last=3600",
     "/find",
@@ -90,6 +94,8 @@ def test_pages_about_the_queue(window: Window, client: Client) -> None:
     nightly = Schedule("nightly-" + "x" * 60, "backup", every=3600)
     submit_tick(client, nightly, 1_795_000_000 // 3600 * 3600)
     pause_schedule(client, "weekly")
+    late: ScheduleReport = {"name": "late", "service": "mail", "when": "30 2 * * *", "tz": "Asia/Tokyo", "next": 60.0}
+    client.register_schedules([late, late | {"name": "x" * 60, "when": "0,30 " * 30, "next": client.clock() + 600}])
     client.set_service("mail" * 30, paused=True)
     page = window.page("/schedules")
     window.check(page)
@@ -97,6 +103,20 @@ def test_pages_about_the_queue(window: Window, client: Client) -> None:
     for path in ("/audit", "/store", "/"):
         page.goto(path)
         window.check(page)
+
+
+@pytest.mark.web(hooks=True, hooks_allow=LOOPBACK)
+def test_web_hooks_and_their_failed_deliveries(window: Window, http: httpx.Client, client: Client) -> None:
+    url = "http://127.0.0.1:1/" + "x" * 60
+    assert http.put("/v1/hooks", json={"service": "mail" * 30, "url": url}).status_code == 201
+    client.submit("mail" * 30, b"x", ttl=0.001)
+    page = window.page("/hooks")
+    expect(page.get_by_text("127.0.0.1:1: ")).to_be_visible(timeout=60_000)
+    window.check(page)
+    client.set_service("mail" * 30, on_end="other")
+    page.goto("/hooks")
+    expect(page.get_by_text("No events")).to_be_visible()
+    window.check(page)
 
 
 @pytest.mark.parametrize("script", [True, False], ids=["script", "no-script"])

@@ -189,6 +189,8 @@ def test_on_end_of_a_service_with_web_hooks(http: httpx.Client, client: Client) 
     assert http.put("/v1/hooks", json={"service": "mail", "url": "http://127.0.0.1:1/secret"}).status_code == 201
     page = page_of(http, "/services/mail")
     assert page.rows[-1] == ["127.0.0.1:1", "done, failed, expired", "0", "–"]
+    assert page_of(http, "/hooks").rows == [["mail", *page.rows[-1]]]
+    assert "/hooks" in page.links.values()
     uuid = client.submit("mail", b"x", ttl=0.001)
     until(lambda: page_of(http, "/services/mail").rows[-1][2] == "1")
     delivery, state, *error = page_of(http, "/services/mail").rows[-1][3].split(" ", 2)
@@ -197,6 +199,10 @@ def test_on_end_of_a_service_with_web_hooks(http: httpx.Client, client: Client) 
         True,
     )
     assert (state, "127.0.0.1:1: " in error[0]) == ("delayed", True)
+    assert page_of(http, "/hooks").rows[0][3] == "1"
+    client.set_service("mail", on_end="other")
+    assert "No events for the web hooks of mail" in page_of(http, "/hooks").text
+    client.set_service("mail", on_end="web.ended")
     assert "Web hooks receive its notifications" in page.text
     assert page.form(ON_END_FORM)["on_end"] == "web.ended"
     assert "secret" not in page.text
