@@ -101,6 +101,9 @@ class Redriver:
             except RecordCorrupt as error:
                 log.warning("job %s ends: %s", job.id.hex(), error)
                 self._commit(RedriveWrite(self._context, self._store.facts_room, job, fault=DAMAGED))
+            except StoreError as error:  # perhaps the search takes too long: the others go on
+                log.debug("job %s waits: %s", job.id.hex(), error)
+                waits.append(PAUSE)
         return min(waits, default=None)
 
     def _may_run(self, transaction: ReadTransaction, job: RedriveJob) -> bool:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support import torture
@@ -309,6 +310,23 @@ def test_a_damaged_record_ends_only_its_job(tmp_path: Path) -> None:
         assert job["reason"] == redriver.DAMAGED
         reach(client, client.redrive("close", uuids=client.submit_many("mail", ["a"])), "done")
         client.close(uuid)
+
+
+def test_a_job_with_failing_searches_delays_no_other(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    search = redrive_jobs.search
+
+    def fail_some(
+        context: Any, transaction: Any, job: redrive_jobs.RedriveJob, *where: Any
+    ) -> redrive_jobs.FoundMatches:
+        if job.options.text == "slow":
+            raise StoreFailed("the query failed", "it took too long", "narrow the conditions")
+        return search(context, transaction, job, *where)
+
+    monkeypatch.setattr(redrive_jobs, "search", fail_some)
+    client.submit("mail", "a")
+    slow = client.redrive("close", state="waiting", text="slow")
+    reach(client, client.redrive("close", key="none"), "done")
+    assert now(client, slow)["state"] == "counting"
 
 
 def test_a_message_that_is_sent_again_starts_no_second_job(client: Client) -> None:
