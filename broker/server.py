@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import selectors
 import socket
@@ -44,6 +45,9 @@ Lasts = Callable[[], bool]
 
 MAX_WATCHED = 1024
 """Processes that are watched, each by a descriptor; the requests of more wait for them."""
+
+EXPIRY_EVERY = 3600.0
+"""Seconds after which connections are reviewed, although no user seems to have expired: clocks are set."""
 
 LOG_EVERY = 60.0
 """Seconds between two lines about workers that returned with requests that are not theirs."""
@@ -276,6 +280,8 @@ class Broker(CoreRunner[BrokerCore]):
         self._locals: list[LocalPeer] = []
         self._not_resumed = 0
         self._log_at = 0.0
+        self._expiry_at = self._next_expiry()
+        """When to review connections, because a user expires; None: none does."""
         self._leased: list[LocalPeer] = []
         """Local peers whose requests may not start at all times."""
 
@@ -429,6 +435,12 @@ class Broker(CoreRunner[BrokerCore]):
             for local in self._locals:
                 local.user = local.user and guard.current(local.user)
             self.core.revoke(Review(guard, self._whose), now)
+            self._expiry_at = self._next_expiry()
+
+    def _next_expiry(self) -> float | None:
+        users, now = () if self.core.guard is None else self.core.guard.access.users.values(), time.time()
+        expires = min((user.expires for user in users if not user.is_expired(now)), default=math.inf)
+        return None if expires == math.inf else time.monotonic() + min(expires - now, EXPIRY_EVERY)
 
     def _whose(self, peer: Peer) -> User | None:
         """Return the present user of a peer, with access control; None: this process."""
@@ -509,10 +521,12 @@ class Broker(CoreRunner[BrokerCore]):
     def tick(self, now: float) -> None:
         super().tick(now)
         self._connections.tick(now)
+        if self._expiry_at is not None and now >= self._expiry_at and self.core.guard is not None:
+            self._reload(self.core.guard.access)
 
     def next_deadline(self) -> float | None:
         core, connections = self.core.next_deadline(), self._connections.next_deadline()
-        return core if connections is None else earliest(core, connections)
+        return earliest(core, connections, self._expiry_at)
 
     def close(self) -> None:
         self._connections.close()

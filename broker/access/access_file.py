@@ -9,6 +9,7 @@
     keys = ["sp0])R=zQCU9/bvY2{BuT.Zb*@u2xy2o:oBIsK+H", "shop2.key"]
     roles = ["sender"]
     limits = { waiting = 100_000, messages = 1000 }
+    expires = 2027-06-30
 
     [users.prometheus]
     tokens = ["sha256:…"]
@@ -25,17 +26,21 @@ one before had some: else a file that was emptied or cut off by mistake would lo
 
 A key is a public one in Z85, or a file with one; relative paths begin where the access file is. A user has the
 permissions of its table and of its roles: lists are added up, "all" beats "own", true beats false. A limit in its table
-beats those of its roles; of those the lowest holds. A file is taken whole or not at all: whatever is not understood is
-a fault, because a permission that is misspelt might be one that was to be taken away.
+beats those of its roles; of those the lowest holds. After its day, in UTC, or time (2027-06-30T12:00:00+02:00),
+`expires` ends the user's keys, tokens, certificates and logins, but not its endpoints. A file is taken whole or not at
+all: whatever is not understood is a fault, because a permission that is misspelt might be one that was to be taken
+away.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import pwd
 import re
 import stat
 from collections.abc import Iterable, Mapping
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,7 +58,7 @@ MAX_UID = (1 << 32) - 2
 
 PATTERNS = tuple(permission.value for permission in BY_SERVICE)
 OF_ROLES = (*PATTERNS, Permission.READ.value, *FLAGS, "limits")
-OF_USERS = ("keys", "tokens", "roles", *OF_ROLES, "certificates", "login")
+OF_USERS = ("keys", "tokens", "roles", *OF_ROLES, "certificates", "login", "expires")
 OF_ENDPOINTS = ("user", "uids")
 TABLES = ("roles", "users", "endpoints")
 LOCKOUT = "allow_lockout"
@@ -117,6 +122,10 @@ class AccessFile:
             self._check_name(("users", name), "user")
             self._check(("users", name), user, OF_USERS)
             self._check_roles(("users", name, "roles"), user.get("roles", []))
+            if "expires" in user and _expiry(user["expires"]) is None:
+                fact = f"{_shown(('users', name, 'expires'))} is {_quoted(user['expires'])}"
+                advice = "it must be a day, like 2027-06-30, or a time with its zone, like 2027-06-30T12:00:00Z"
+                self._fault(("users", name, "expires"), f"{fact}; {advice}")
         keys, tokens, certificates, logins = self._keys(), *map(self._proofs, (TOKENS, CERTIFICATES, LOGINS))
         uids = {name: self._endpoint(name, endpoint) for name, endpoint in endpoints.items()}
         if not self._file.mistakes and not document.get("users") and self.allows_lockout is False:
@@ -311,6 +320,7 @@ class AccessFile:
             {permission: patterns for permission, patterns in services.items() if patterns},
             Reach.ALL if "all" in reads else Reach.OWN if "own" in reads else Reach.NONE,
             limits=UserLimits(**{key: _limit(given, key) for key in LIMITS}),
+            expires=_expiry(own["expires"]) or 0.0 if "expires" in own else math.inf,
             **flags,
         )
 
@@ -321,6 +331,13 @@ def _limit(given: list[Table], key: str) -> int:
     if key in own:
         return int(own[key])
     return min((int(limits[key]) for limits in roles if limits.get(key)), default=0)
+
+
+def _expiry(value: object) -> float | None:
+    """The Unix time at which a user expires: of a day its end in UTC. None: it is neither day nor time."""
+    if type(value) is date:
+        value = datetime(value.year, value.month, value.day, tzinfo=UTC) + timedelta(days=1)
+    return value.timestamp() if isinstance(value, datetime) and value.tzinfo is not None else None
 
 
 def _read(path: Path) -> bytes:

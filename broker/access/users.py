@@ -21,6 +21,7 @@ services.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
@@ -112,6 +113,8 @@ class User:
     archive: bool = False
     gateway: bool = False
     audit: bool = False
+    expires: float = math.inf
+    """Unix time from which its keys, tokens, certificates and logins are refused."""
     owner: bytes = field(init=False)
     """The name, as stored with the requests of the user."""
 
@@ -125,6 +128,10 @@ class User:
     def flags(self) -> list[str]:
         """The names of the FLAGS that the user has."""
         return [flag for flag in sorted(FLAGS) if getattr(self, flag)]
+
+    def is_expired(self, now: float) -> bool:
+        """Whether its keys, tokens, certificates and logins are refused at a Unix time."""
+        return self.expires <= now
 
     def may(self, permission: Permission, service: bytes) -> bool:
         """Whether the user may submit to a service, work for it or call it."""

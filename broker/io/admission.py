@@ -1,7 +1,7 @@
 """Authentication of connections: a key or a named endpoint identifies the user of a connection. The log of refusals.
 
-A key is admitted if a user has it. A connection to an endpoint that the access file names needs none, if its system
-user is as the file says. All others get ERROR with status 400 (RFC 27), and are closed.
+A key is admitted if a user has it that has not expired. A connection to an endpoint that the access file names needs
+none, if its system user is as the file says. All others get ERROR with status 400 (RFC 27), and are closed.
 """
 
 from __future__ import annotations
@@ -112,6 +112,8 @@ class UserAdmission:
         user = connection.user = self._user(connection)
         if user is NOBODY:
             why = f"no user has the public key {connection.key}{since}" if connection.key else ""
+            if (known := self.guard.access.keys.get(connection.key)) is not None:
+                why = f"the keys of user '{known.name}' have expired; set another time in its line expires"
             self._refused(NOBODY, "connect", connection, why)
         return user is not NOBODY
 
@@ -150,7 +152,8 @@ class UserAdmission:
     def _user(self, connection: PeerConnection) -> User:
         access, endpoint = self.guard.access, connection.here.asked
         if connection.key:
-            return access.keys.get(connection.key, NOBODY)
+            user = access.keys.get(connection.key, NOBODY)
+            return NOBODY if user.is_expired(time.time()) else user
         uids = access.uids.get(endpoint)
         return access.endpoints.get(endpoint, NOBODY) if uids is None or connection.uid in uids else NOBODY
 

@@ -6,8 +6,10 @@ import logging
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -351,6 +353,25 @@ def test_a_revoked_user_is_disconnected(broker: Broker, echo: Callable[[], None]
         until(lambda: broker.core.waiting.count == 0)
         echo()
     reload(broker, access(USERS))
+    with watched(where(broker), CAROL) as (client, wait):
+        wait(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+
+
+def test_an_expired_user_is_disconnected(
+    broker: Broker, echo: Callable[[], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """When the time comes, and not only at a reload; the others stay."""
+    with watched(where(broker), CAROL) as (client, wait):
+        client.send_multipart([b"MDPC02", b"\1", b"mail.x", b"hi"])
+        until(lambda: broker.core.waiting.count == 1)
+        soon = replace(OTHER, expires=time.time() + 0.5)
+        reload(broker, access({CALLER: ALICE, WORKER: BOB, soon: CAROL}))
+        wait(zmq.EVENT_DISCONNECTED)
+        wait(FAILED)
+        until(lambda: broker.core.waiting.count == 0)
+        until(lambda: "the keys of user 'other' have expired" in caplog.text)
+        echo()
+    reload(broker, access({CALLER: ALICE, WORKER: BOB, replace(OTHER, expires=time.time() + 3600): CAROL}))
     with watched(where(broker), CAROL) as (client, wait):
         wait(zmq.EVENT_HANDSHAKE_SUCCEEDED)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -176,7 +177,9 @@ def who(action: str, service: str, path: Path, as_json: bool) -> None:
 
     submit, work and call need a SERVICE. `titanic access test --help` lists the actions.
 
-    --json prints [{user, line, text, reason}].
+    If users expire, the time is in EXPIRES, as the file has it; expired ones are listed, too.
+
+    --json prints [{user, line, text, reason, expires}]; expires is null for never.
 
     \b
     Example:
@@ -185,10 +188,18 @@ def who(action: str, service: str, path: Path, as_json: bool) -> None:
     file = AccessFile(path)
     found = [(user, _decide(file, user, action, service)) for user in file.users]
     allowed = [(user, one) for user, one in found if one.allowed]
+    ends = {user: str(about["expires"]) for user, about in file.users.items() if "expires" in about}
     if as_json:
-        print_json([{"user": user, "line": one.line, "text": one.text, "reason": one.reason} for user, one in allowed])
-    else:
-        print_table(("USER", "LINE", "REASON"), [(user, str(one.line), printable(one.reason)) for user, one in allowed])
+        print_json(
+            [
+                {"user": user, "line": one.line, "text": one.text, "reason": one.reason, "expires": ends.get(user)}
+                for user, one in allowed
+            ]
+        )
+        return
+    rows = [(user, str(one.line), printable(one.reason), ends.get(user, "never")) for user, one in allowed]
+    most = 4 if ends else 3
+    print_table(("USER", "LINE", "REASON", "EXPIRES")[:most], [row[:most] for row in rows])
 
 
 def _decide(file: AccessFile | Path, user: str, action: str, service: str) -> Decision:
@@ -232,6 +243,7 @@ def _rights(file: AccessFile) -> set[tuple[str, str]]:
         rights |= {(name, f"{action.value} {pattern}") for action, all_ in user.services.items() for pattern in all_}
         rights |= {(name, flag) for flag in (*user.flags, f"read {user.read.value}")}
         rights |= {(name, f"limit {one} {count}") for one, count in asdict(user.limits).items() if count}
+        rights |= {(name, f"expires {file.users[name]['expires']}")} if user.expires < math.inf else set()
     for kind, known in (("key", found.keys), ("token", found.tokens), ("certificate", found.certificates)):
         rights |= {(user.name, f"{kind} {one[:8]}…") for one, user in known.items()}
     rights |= {(user.name, f"login {one}") for one, user in found.logins.items()}

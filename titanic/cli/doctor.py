@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,6 +45,9 @@ SYSTEM_SETTINGS = Path("/etc/titanic/titanic.toml")
 
 NETWORK_FILE_SYSTEMS = ("9p", "afs", "ceph", "cifs", "fuse.sshfs", "glusterfs", "lustre", "nfs", "nfs4", "smb3")
 """LMDB's locks and its memory map do not work there between machines."""
+
+EXPIRES_SOON = 14 * 86400.0
+"""Seconds before a user expires in which that is a problem."""
 
 MAX_OFFSET = 1.0
 """Seconds by which clocks may differ."""
@@ -142,8 +146,14 @@ class Doctor:
             if not os.access(path, os.R_OK) and Path(path).exists():
                 self._add("keys", f"{path} is not readable by this user, and not checked", ok=True)
                 continue
-            load(path)
+            found = load(path)
             self._add("keys", f"{path} is right", ok=True)
+            for user in found.users.values() if isinstance(found, broker.Access) else ():
+                if user.expires < time.time() + EXPIRES_SOON:
+                    when = datetime.fromtimestamp(user.expires, UTC).isoformat(" ", "minutes")
+                    verb = "have expired" if user.is_expired(time.time()) else "expire"
+                    text = f"the keys and tokens of user {user.name} {verb}"
+                    self._add("keys", f"{text}: {when}", "set another time in its line expires, and reload", ok=False)
 
     def _files(self) -> None:
         is_given = self._context.get_parameter_source("store") is not ParameterSource.DEFAULT

@@ -45,7 +45,7 @@ class ServerAccess:
 
         found, admitted = broker.hash_token(token).removeprefix("sha256:"), False
         for known, user in self.access.tokens.items():  # in constant time, whichever token it is
-            admitted |= compare_digest(known, found) & (user.metrics or user.admin)
+            admitted |= compare_digest(known, found) & (user.metrics or user.admin) & (not user.is_expired(time.time()))
         return admitted
 
     def check_gathering(self, endpoints: Iterable[str]) -> None:
@@ -141,7 +141,7 @@ MOST_NAMES = 100
 
 def _all_about(access: broker.Access) -> dict[str, object]:
     """Everything in a file about each user: permissions and credentials."""
-    found: dict[str, list[object]] = {name: [user.to_json()] for name, user in access.users.items()}
+    found: dict[str, list[object]] = {name: [user.to_json(), user.expires] for name, user in access.users.items()}
     for known in (access.keys, access.tokens, access.certificates, access.logins, access.endpoints):
         for by, user in sorted(known.items()):
             found[user.name].append((by, access.uids.get(by)))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import pwd
 import re
+import time
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -88,6 +90,21 @@ def test_all_that_a_file_can_say(file: Path) -> None:
 def test_a_limit_of_ones_own_can_be_none(file: Path) -> None:
     file.write_text("[roles.r]\nlimits.waiting = 5\n[users.u]\nroles = ['r']\nlimits.waiting = 0")
     assert load_access(file).users["u"].limits.waiting == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "expires", "is_expired"),
+    [
+        ("", math.inf, False),
+        ("expires = 2001-02-03", 981_244_800, True),
+        ("expires = 2001-02-03T12:00:00+02:00", 981_194_400, True),
+        ("expires = 2200-01-01", 7_258_204_800, False),
+    ],
+)
+def test_users_expire_at_the_end_of_a_day_or_at_a_time(file: Path, line: str, expires: float, is_expired: bool) -> None:
+    file.write_text(f"[users.u]\n{line}")
+    user = load_access(file).users["u"]
+    assert (user.expires, user.is_expired(time.time())) == (expires, is_expired)
 
 
 def test_logins_are_given_as_they_are_sent(file: Path) -> None:
@@ -293,6 +310,8 @@ WRONG = [
         4,
         "[endpoints.\"ipc://x\"] uids: this machine has no user 'no such one'; give a name that `getent passwd` prints",
     ),
+    (U + "expires = '2001-02-03'", 2, "[users.u] expires is '2001-02-03'; it must be a day, like 2027-06-30, or"),
+    (U + "expires = 2001-02-03T04:05:06", 2, "[users.u] expires is a time; it must be a day, like 2027-06-30, or"),
     ("allow_lockout = 'yes'", 1, "[allow_lockout] is a string; it must be true or false"),
     (
         U + "[endpoints.'ipc://@x']\nuser = 'u'",

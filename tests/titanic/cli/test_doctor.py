@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -83,6 +84,24 @@ def test_key_files_of_the_server(checked: Any, tmp_path: Path) -> None:
     code, found = check("--config", settings)
     assert code == 1
     assert f"run: chmod 600 {key}" in found["keys"]["text"]
+
+
+def test_users_that_expire_soon(checked: Any, tmp_path: Path) -> None:
+    _, check = checked
+    users, settings = tmp_path / "access.toml", tmp_path / "titanic.toml"
+    settings.write_text(f"[serve]\naccess = '{users}'\n")
+    for expires, code, end in (
+        ("2200-01-01", 0, f"{users} is right"),
+        ("2001-02-03", 1, "the keys and tokens of user shop have expired: 2001-02-04 00:00+00:00"),
+        (
+            datetime.fromtimestamp(time.time() + 13 * 86400, UTC).isoformat(timespec="seconds"),
+            1,
+            "the keys and tokens of user shop expire: ",
+        ),
+    ):
+        users.write_text(f"[users.shop]\nexpires = {expires}\n")
+        got, found = check("--config", settings)
+        assert (got, found["keys"]["text"].startswith(end)) == (code, True), found["keys"]
 
 
 def test_clocks_that_differ(checked: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import fcntl
 import hmac
 import ipaddress
 import logging
+import math
 import os
 import re
 import secrets
@@ -29,7 +30,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
 
-from broker import Access, AccessError, hash_token, load_access, load_secret
+from broker import Access, AccessError, User, hash_token, load_access, load_secret
 from titanic import logs
 from titanic.aio import Client
 from titanic.errors import CallerError
@@ -91,17 +92,25 @@ class KnownUsers:
             return None
         found = hash_token(token).removeprefix("sha256:")
         user = self._access.tokens.get(found)
-        return Grant(user.name, Kind.TOKEN, found) if user is not None else None
+        return self._grant(user, Kind.TOKEN, found)
 
     def by_certificate(self, fingerprint: str) -> Grant | None:
         """The grant of a client certificate, by the hexadecimal SHA-256 of its DER; None: unknown."""
         user = self._access.certificates.get(fingerprint)
-        return Grant(user.name, Kind.CERTIFICATE, fingerprint) if user is not None else None
+        return self._grant(user, Kind.CERTIFICATE, fingerprint)
 
     def by_login(self, login: str) -> Grant | None:
         """The grant of a name that the host or a proxy has found; None: unknown."""
         user = self._access.logins.get(login)
-        return Grant(user.name, Kind.LOGIN, login) if user is not None else None
+        return self._grant(user, Kind.LOGIN, login)
+
+    @staticmethod
+    def _grant(user: User | None, kind: Kind, proof: str) -> Grant | None:
+        if user is not None and user.is_expired(time.time()):
+            text = "user '%s' has expired; set another time in its line expires"
+            log.warning(text, user.name, extra=logs.event("refused-login", user=user.name))
+            return None
+        return Grant(user.name, kind, proof) if user is not None else None
 
     def holds(self, grant: Grant) -> bool:
         """Whether a grant is still in the access file."""
@@ -109,7 +118,12 @@ class KnownUsers:
         user = {Kind.CERTIFICATE: known.certificates, Kind.LOGIN: known.logins}.get(grant.kind, known.tokens).get(
             grant.proof
         )
-        return user is not None and user.name == grant.user
+        return user is not None and user.name == grant.user and not user.is_expired(time.time())
+
+    @property
+    def has_expiry(self) -> bool:
+        """Whether users expire."""
+        return any(user.expires < math.inf for user in self._access.users.values())
 
     def may_state_sources(self, name: str) -> bool:
         """Whether a user has the permission `gateway`."""
@@ -365,7 +379,7 @@ class Identity:
                 self._sign(grant)
         self.sessions.sweep(time.time())
         changed = self._known is not None and self._known.refresh(always=always)
-        if self._known is not None and changed:
+        if self._known is not None and (changed or self._known.has_expiry):
             for grant in [*self.sessions, *self._shown.values()]:
                 if not self._known.holds(grant):
                     grant.end()

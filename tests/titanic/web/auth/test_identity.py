@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from http.cookies import SimpleCookie
 from pathlib import Path
 
@@ -219,6 +221,17 @@ def test_a_revoked_token_ends_what_it_let_in(own: Secured, caplog: pytest.LogCap
     own.write(alice=own.lines["alice"])
     until(lambda: program.get("/v1/stats").status_code == 403)
     assert browser.get("/v1/stats").status_code == 401, "a session that has ended does not come back"
+
+
+def test_a_token_that_expires_ends_what_it_let_in(own: Secured, caplog: pytest.LogCaptureFixture) -> None:
+    """When the time comes; the file does not change then."""
+    browser, program = own.browser("alice"), own.program("alice")
+    soon = datetime.fromtimestamp(time.time() + 1, UTC).isoformat()
+    own.write(alice=f"{own.lines['alice']}\nexpires = {soon}\n")
+    until(lambda: browser.get("/v1/stats").status_code == 401)
+    assert program.get("/v1/stats").status_code == 401
+    assert "user 'alice' has expired; set another time in its line expires" in caplog.text
+    assert own.program("chief").get("/v1/stats").status_code == 200
 
 
 def test_a_token_of_somebody_else_by_now_does_not_keep_a_session(own: Secured) -> None:
