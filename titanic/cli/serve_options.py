@@ -93,11 +93,18 @@ def _count(text: str) -> int:
     return read_size(text, least=1, most=MAX_SIZE)
 
 
-_LIMITS: dict[str, Callable[[str], float]] = {
+def _never(text: str) -> str:
+    if text == NEVER:
+        return text
+    raise ValueError(f"{text!r} is not {NEVER}")
+
+
+_LIMITS: dict[str, Callable[[str], float | str]] = {
     **dict.fromkeys(("waiting", "bytes", "running"), _count),
     "rate": read_rate,
     "keep": lambda text: AT_ONCE if text == NEVER else _kept(text),
     "keep_failed": _kept,
+    "keep_body": _never,
 }
 """How the limits of a service are read."""
 
@@ -105,7 +112,8 @@ _LIMITS: dict[str, Callable[[str], float]] = {
 def service_limits(
     context: click.Context, parameter: click.Parameter, values: Sequence[str]
 ) -> Mapping[bytes, ServiceLimits]:
-    """Read `--service-limit` options: NAME:waiting=N,bytes=SIZE,running=N,rate=N/s,keep=TIME,keep_failed=TIME."""
+    """Read `--service-limit` options: NAME:waiting=N,bytes=SIZE,running=N,rate=N/s,keep=TIME,keep_failed=TIME, and
+    keep_body=never."""
     limits: dict[bytes, ServiceLimits] = {}
     for value in values:
         name, colon, rest = value.rpartition(":")
@@ -113,7 +121,7 @@ def service_limits(
         for part in rest.split(","):
             what, _, number = part.partition("=")
             if not name or not colon or what not in _LIMITS or what in chosen:
-                example = "NAME:waiting=1000,bytes=64MiB,running=4,rate=10/s,keep=1h,keep_failed=7d"
+                example = "NAME:waiting=1000,bytes=64MiB,running=4,rate=10/s,keep=1h,keep_failed=7d,keep_body=never"
                 raise click.BadParameter(f"{value!r} is not a limit; write it like {example}")
             try:
                 chosen[what] = _LIMITS[what](number)

@@ -236,7 +236,7 @@ def show(uuid: str, body: bool, as_json: bool, **where: Any) -> None:
                              seconds
     submitted_at, finished_at
     trace, type, digest,
-    on_failed, on_limit, unique, unique_until
+    on_failed, on_limit, keep_body, unique, unique_until
                              as submitted; absent if not given
     body_frames, body_bytes, reply_frames, reply_bytes
     progress                 {done, of, text} of a running request, if its
@@ -363,8 +363,9 @@ def _lines(row: RequestInfo) -> Iterator[tuple[str, str]]:
         yield "unique", printable(unique) + ("" if "unique_for" in row["options"] else f" (until {until})")
     if target := row.get("on_failed"):
         yield "on failed", printable(target)
-    if choice := row.get("on_limit"):
-        yield "on limit", choice
+    for name in ("on_limit", "keep_body"):
+        if choice := row.get(name):
+            yield name.replace("_", " "), str(choice)
     if trace := row.get("trace"):
         yield "trace", trace
     for name, value in row["options"].items():

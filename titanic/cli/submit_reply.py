@@ -40,7 +40,7 @@ from titanic.client.request_queue import Found
 from titanic.errors import RequestFailed, TimedOut, TitanicError, UnknownRequest
 from titanic.protocol.answers import RequestInfo
 from titanic.protocol.documents import JobConditions
-from titanic.protocol.submit_options import CONTENT_TYPE, TRACEPARENT, UniqueUntil
+from titanic.protocol.submit_options import CONTENT_TYPE, NEVER, TRACEPARENT, UniqueUntil
 from titanic.protocol.tsp import Frames
 from titanic.util.text import counted
 
@@ -222,6 +222,13 @@ def _content_type(context: click.Context, option: click.Parameter, kind: str | N
     default=None,
     group=CHOICES,
     help="How long to keep the request if it fails or expires; default: the server's --keep-dead.",
+)
+@option(
+    "--keep-body",
+    type=click.Choice([NEVER]),
+    default=None,
+    group=CHOICES,
+    help="never: delete the body when the request succeeds.",
 )
 @option(
     "--trace",

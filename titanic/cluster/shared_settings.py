@@ -158,9 +158,10 @@ def _as_stored(limits: Mapping[bytes, ServiceLimits]) -> dict[bytes, Limits]:
     return {name: one for name, one in stored.items() if any(one)}
 
 
-def _own(limits: Mapping[bytes, ServiceLimits]) -> dict[bytes, dict[str, float]]:
+def _own(limits: Mapping[bytes, ServiceLimits]) -> dict[bytes, dict[str, float | str]]:
     """Those on keeping, of services that have some."""
-    kept = {name: {"keep": one.keep, "keep_failed": one.keep_failed} for name, one in limits.items()}
+    names = "keep", "keep_failed", "keep_body"
+    kept = {service: {name: getattr(one, name) for name in names} for service, one in limits.items()}
     return {name: one for name, one in kept.items() if any(one.values())}
 
 

@@ -126,6 +126,8 @@ class RequestInfo(TypedDict):
     """What its submitter knows it by again; absent when none was given."""
     on_failed: NotRequired[str]
     """The service to notify if it fails; absent when none was given."""
+    keep_body: NotRequired[str]
+    """`never`, if that was given; otherwise absent."""
     on_limit: NotRequired[str]
     """`leave`, if that was given; otherwise absent."""
     unique: NotRequired[str]

@@ -51,6 +51,9 @@ AT_ONCE = 2.0
 Keep = Span | Literal["never"]
 """How long a reply is kept."""
 
+KeepBody = Literal["never"]
+"""`never`: the body of a request goes with its success. That of one that fails stays: it may be retried."""
+
 
 STARTED, DONE = "started", "done"
 UniqueUntil = Literal["started", "done"]
@@ -70,6 +73,7 @@ class SharedOptions(TypedDict, total=False):
     retry_most: Span
     keep: Keep
     keep_failed: Span
+    keep_body: KeepBody
     unique_until: UniqueUntil
     unique_for: Span
 
@@ -120,7 +124,7 @@ def encode(options: dict[str, Any]) -> str:
 
 TEXTS = (
     *("key", "keys", "service", "state", "trace", "type", "digest", "source", "on_failed", "on_limit"),
-    *("unique", "unique_until"),
+    *("unique", "unique_until", "keep_body"),
 )
 """Options that are text. A test compares them with `messages.Submit`, which clients do not load."""
 
@@ -165,6 +169,8 @@ class Policy(NamedTuple):
     unique_until: str = ""
     on_failed: str = ""
     """The service that gets a request if this one fails for good or expires."""
+    keep_body: str = ""
+    """`never`, or empty: the body stays as long as the request."""
     on_limit: str = ""
     """`leave`: nothing ends an attempt that exceeds its limit; empty: it is ended."""
 
@@ -201,8 +207,8 @@ def read_policy(options: bytes) -> Policy:
 
 
 @lru_cache(maxsize=1024)
-def with_keep(options: bytes, keep: float, keep_failed: float) -> bytes:
-    """A record's options, with times (0: none) for which it is kept where it has none of its own."""
-    times = {"keep": keep, "keep_failed": keep_failed}
-    given = {name: value for name, value in times.items() if value}
+def with_keep(options: bytes, keep: float, keep_failed: float, keep_body: str) -> bytes:
+    """A record's options, with those (0, empty: none) on how long it is kept where it has none of its own."""
+    some = {"keep": keep, "keep_failed": keep_failed, "keep_body": keep_body}
+    given = {name: value for name, value in some.items() if value}
     return json.dumps({**given, **json.loads(options or b"{}")}, ensure_ascii=False).encode()

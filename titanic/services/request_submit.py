@@ -88,7 +88,7 @@ class AcceptWrite:
                 self._refuse(ask, "forbidden", tsp.forbidden(self._name, fault))
                 continue
             limit = limits.get(requests[0].service)
-            if limit is not None and (limit.keep or limit.keep_failed):
+            if limit is not None and (limit.keep or limit.keep_failed or limit.keep_body):
                 requests = [_kept_by(limit, request) for request in requests]
             limited = counted or (user is not None and _has_limit(user))
             (alone if limited else together).append((ask, requests))
@@ -238,7 +238,7 @@ def _is_found(transaction: WriteTransaction, request: NewRequest, accepted: Acce
 
 
 def _kept_by(limits: ServiceLimits, request: NewRequest) -> NewRequest:
-    return request._replace(options=with_keep(request.options, limits.keep, limits.keep_failed))
+    return request._replace(options=with_keep(request.options, limits.keep, limits.keep_failed, limits.keep_body))
 
 
 def _has_limit(user: User) -> bool:

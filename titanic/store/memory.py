@@ -526,6 +526,9 @@ class MemoryWriteTransaction(MemoryReadTransaction):
 
     def _end(self, row: Row, end: Outcome) -> None:
         end = end._replace(reason=self._reason(row, end.reason, end.frames))
+        if rules.drops_body(row.new.options, end.status):
+            new = row.new._replace(body=())
+            row = row._replace(new=new, size=new.size)
         self._put_request(row.uuid, row._replace(outcome=end, due=0, deliveries=0, expires_at=row.new.expires_at))
 
     def _reason(self, row: Row, reason: str, frames: Sequence[bytes] = ()) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from titanic.errors import InvalidRequest, StoreTooOld
-from titanic.protocol.submit_options import MAX_KEY, MAX_PRIORITY, MOST_TOGETHER, read_policy
+from titanic.protocol.submit_options import MAX_KEY, MAX_PRIORITY, MOST_TOGETHER, NEVER, read_policy
 from titanic.store.request import LASTING_TEXTS, NewRequest
 from titanic.store.states import DEAD, Status
 from titanic.util.clock import capped
@@ -122,6 +122,11 @@ def kept_until(options: bytes, status: Status, finished_at: int) -> int:
     if kept >= _COARSE:
         until += -until % 1_000_000
     return until if kept > 0 else 0
+
+
+def drops_body(options: bytes, status: Status) -> bool:
+    """Whether the body of a request that ended so goes, by its own options: nothing needs it any more."""
+    return status is Status.DONE and b'"keep_body"' in options and read_policy(options).keep_body == NEVER
 
 
 def check_fact(key: bytes, value: bytes | None) -> None:

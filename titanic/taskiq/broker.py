@@ -32,7 +32,7 @@ RETRIES, REQUEUES = "_retries", "X-Taskiq-requeue"
 
 OPTIONS: dict[str, type] = {
     **dict(sorted(SUBMIT_NUMBERS.items())),
-    **dict.fromkeys(("unique", "unique_until", "on_failed"), str),
+    **dict.fromkeys(("unique", "unique_until", "keep_body", "on_failed"), str),
     "unique_for": float,
 }
 """Labels that are options of `Client.submit`."""

@@ -253,7 +253,7 @@ def stage_options(options: SubmitOptions) -> dict[str, Any]:
         if name in options:
             raise CallerError(f"a step of a flow has no {name} of its own", "", f"give {name} to Flow.submit")
     said: dict[str, Any] = json.loads(encode({**options}))
-    for name in ("key_for", "unique_until", "unique_for", "keep", "keep_failed"):  # its flow needs it
+    for name in ("key_for", "unique_until", "unique_for", "keep", "keep_failed", "keep_body"):  # its flow needs it
         said.pop(name, None)
     return said
 

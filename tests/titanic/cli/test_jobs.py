@@ -68,9 +68,11 @@ def test_a_unique_request_is_found(at: tuple[str, str]) -> None:
 
 def test_a_reply_is_kept_as_long_as_its_option_says(at: tuple[str, str]) -> None:
     assert here("submit", "echo", "x", "--keep", "never", "--wait", "20", *at).out == b"x"
-    uuid = here("submit", "absent", "x", "--keep", "90m", "--keep-failed", "2d", *at).line
+    keep = "--keep", "90m", "--keep-failed", "2d", "--keep-body", "never"
+    uuid = here("submit", "absent", "x", *keep, *at).line
     assert show(uuid, at)["options"] == {"keep": 5400, "keep_failed": 172_800}
-    assert "keep         90 min" in here("show", uuid, *at).out.decode()
+    assert "keep         90 min" in (shown := here("show", uuid, *at).out.decode())
+    assert "keep body    never" in shown
     for wrong in ("-1", "0", "always", "nan"):
         assert here("submit", "echo", "x", "--keep", wrong, *at).code == 2
 

@@ -65,6 +65,22 @@ def test_a_failure_stays(client: Client) -> None:
     until(lambda: is_gone(client, short))
 
 
+@pytest.mark.settings(limits={b"echo": ServiceLimits(keep_body="never")})
+@pytest.mark.usefixtures("echo")
+def test_a_body_goes_with_the_success(client: Client) -> None:
+    """By the setting of a service, or an option; a failure keeps it."""
+    done, failed = client.submit("echo", "x"), client.submit("echo", "fail", max_attempts=1)
+    assert client.wait(done, timeout=30) == [b"x"]
+    with pytest.raises(RequestFailed):
+        client.wait(failed, timeout=30)
+    assert [client.show(uuid)["body_frames"] for uuid in (done, failed)] == [0, 1]
+    assert client.show(done)["keep_body"] == "never"
+    own = client.submit("other", "x", keep_body="never", key="k")
+    assert client.show(own)["keep_body"] == "never"
+    with pytest.raises(InvalidRequest, match="keep_body"):
+        client.submit("other", "x", keep_body="always")  # type: ignore[typeddict-item]
+
+
 @pytest.mark.settings(limits={b"echo": ServiceLimits(keep=AT_ONCE), b"other": ServiceLimits(keep=60, keep_failed=5)})
 @pytest.mark.usefixtures("echo")
 def test_a_service_has_times_of_its_own(client: Client) -> None:

@@ -129,6 +129,46 @@ def test_a_clock_that_is_ahead_ends_nothing(store):
     assert known(store, [uuid]) == [True]
 
 
+NO_BODY = b'{"keep_body": "never"}'
+
+
+def body_of(store, uuid):
+    """The body, its size, and what is kept for the owner."""
+    with store.read() as txn:
+        row = txn.describe(uuid)
+        return list(txn.request(uuid).body), (row.body_frames, row.body_bytes), txn.load(b"shop").bytes
+
+
+@pytest.mark.parametrize("size", [4, 300_000])
+def test_a_body_that_goes_with_the_success(store, size):
+    job = NewRequest(b"echo", [b"x" * size, b"y"], options=NO_BODY, owner=b"shop")
+    (uuid,) = ended(store, job._replace(body=[b""]))
+    least = body_of(store, uuid)[2]
+    (uuid,) = ended(store, job)
+    body, counts, kept = body_of(store, uuid)
+    assert (body, counts) == ([], (0, 0))
+    assert kept == 2 * least
+    with store.read() as txn:
+        assert txn.reply(uuid).frames == [b"reply"]
+    assert is_sound(store)
+    with store.write() as txn:
+        txn.close(uuid, NOW)
+    with store.read() as txn:
+        (closed,) = closed_in(txn, 0, 9, 1 << 20)
+    assert (closed.request, closed.reply) == ([], [b"reply"])
+    assert is_sound(store)
+
+
+def test_a_body_of_a_failure_stays_for_a_retry(store):
+    (uuid,) = ended(store, job(NO_BODY, owner=b"shop"), status=Status.FAILED)
+    assert body_of(store, uuid)[0] == [b"body"]
+    with store.write() as txn:
+        assert txn.retry(uuid, NOW)
+        txn.finish(uuid, Status.DONE, [b"reply"], attempts=1, dispatched_at=NOW, finished_at=NOW)
+    assert body_of(store, uuid)[0] == []
+    assert is_sound(store)
+
+
 @pytest.mark.lmdb
 def test_a_damaged_request_leaves_no_timer(store):
     (uuid,) = ended(store, job(KEEP))

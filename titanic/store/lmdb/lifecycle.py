@@ -27,7 +27,7 @@ from titanic.store.lmdb.schema import (
 from titanic.store.lmdb.transaction import Writing
 from titanic.store.records import Outcome
 from titanic.store.request import NewRequest
-from titanic.store.rules import late, times_again
+from titanic.store.rules import drops_body, late, times_again
 from titanic.store.states import ENDING, TRANSITIONS, Event, State, Status
 from titanic.util.ids import SIZE
 
@@ -229,18 +229,7 @@ def _with_body(
         return blobs[0][0]
 
     service, owner = header.service, header.owner
-    new = NewRequest(
-        service=service,
-        body=body,
-        priority=priority,
-        not_before=not_before,
-        expires_at=header.expires_at,
-        max_attempts=header.max_attempts,
-        options=header.options,
-        key=header.key,
-        owner=owner,
-        source=header.source,
-    )
+    new = _as_new(header, body)._replace(priority=priority, not_before=not_before)
     record = request_record.encode(uuid, new, header.submitted_at, place_body)
     expect_room(tx, [len(record)], {0: sum(ref.pages * PAGE for ref, _ in blobs)})
     for ref, frames in blobs:
@@ -251,6 +240,31 @@ def _with_body(
     if owner:
         tx.count_owned(owner, size=more)
     return record
+
+
+def _as_new(header: RequestHeader, body: Sequence[bytes]) -> NewRequest:
+    """Return the request of a record with this body."""
+    return NewRequest(
+        service=header.service,
+        body=body,
+        priority=header.priority,
+        not_before=header.not_before,
+        expires_at=header.expires_at,
+        max_attempts=header.max_attempts,
+        options=header.options,
+        key=header.key,
+        owner=header.owner,
+        source=header.source,
+    )
+
+
+def _drop_body(tx: Writing, uuid: bytes, header: RequestHeader) -> None:
+    """Write the record of a request that has succeeded without its body."""
+    record = request_record.encode(uuid, _as_new(header, []), header.submitted_at)
+    tx.put(tx.db.requests, uuid, record)
+    tx.drop_blob(header.ref)
+    if header.owner:
+        tx.count_owned(header.owner, size=len(record) - header.size)
 
 
 def _end(tx: Writing, uuid: bytes, place: QueuePlace, end: Outcome) -> None:
@@ -273,6 +287,8 @@ def _end(tx: Writing, uuid: bytes, place: QueuePlace, end: Outcome) -> None:
     tx.put(tx.db.timers, outcome_record.retention_timer(uuid, end, options), b"")
     for ref, body in bodies:
         tx.put_blob(ref, body)
+    if place.header is not None and drops_body(options, end.status):
+        _drop_body(tx, uuid, place.header)
     if place.header is not None and place.header.owner:
         size = len(record) + sum(ref.size - REF_SIZE for ref, _ in bodies)
         tx.count_owned(place.header.owner, size=size)

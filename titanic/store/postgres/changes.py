@@ -103,6 +103,9 @@ _COUNT_NO_MORE = """
 DELETE FROM bounded AS b USING unnest(%s::bytea[], %s::uuid[], %s::bigint[]) AS done (service, uuid, incarnation)
 WHERE b.service = done.service AND b.uuid = done.uuid AND b.incarnation = done.incarnation"""
 
+_DROP_BODIES = """
+UPDATE request SET body = '{}', body_frames = 0, body_bytes = 0 WHERE uuid = ANY(%s::uuid[])"""
+
 _DELETE = "DELETE FROM {} WHERE uuid = ANY(%s::uuid[])"
 _DELETE_LATER, _DELETE_REPLY, _DELETE_REQUEST = map(_DELETE.format, ("later", "reply", "request"))
 
@@ -240,6 +243,8 @@ class Changes:
         self.ready: list[ReadyColumns] = []
         self.later: list[LaterRow] = []
         self.replies: list[ReplyRow] = []
+        self.without_body: list[bytes] = []
+        """Requests that have succeeded, and do not keep their bodies."""
         self.expiring: list[tuple[int, bytes]] = []
         self.closed: list[ClosedRow] = []
         self.keys: list[KeyRow] = []
@@ -396,6 +401,9 @@ class Changes:
             if uuids:
                 parts.append((name, text + after + counted))
                 given.append(ids(uuids))
+        if self.without_body:
+            parts.append(("bodies", _DROP_BODIES + after))
+            given.append(ids(self.without_body))
         if recalls:
             parts.append(("recalled", _RECALL))
             given += (ids(self._gone), own)

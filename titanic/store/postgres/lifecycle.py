@@ -42,7 +42,7 @@ from titanic.store.postgres.transaction import RequestSnapshot
 from titanic.store.postgres.writing import PostgresWriting
 from titanic.store.records import CloseResult, Retention, Trimmed
 from titanic.store.request import fields_size, lasting_texts, outcome_size
-from titanic.store.rules import LATEST, kept_until, late, shortened, times_again
+from titanic.store.rules import LATEST, drops_body, kept_until, late, shortened, times_again
 from titanic.store.states import ENDING, Event, State, Status
 from titanic.store.uniqueness import outlives, unique_name
 from titanic.util.clock import capped
@@ -259,6 +259,11 @@ def _end(
     until = kept_until(one.options, status, finished_at)
     tx.changes.replies.append(ReplyRow(one.uuid, *ends, one.service, one.owner, until))
     size = _reply_size(one)
+    if drops_body(one.options, status):
+        before = one.size
+        one.body_frames = one.body_bytes = 0
+        size += one.size - before
+        tx.changes.without_body.append(one.uuid)
     tx.changes.count_owner(one.owner, size=size)
     tx.changes.count(replies=1, used=size + REPLY)
 

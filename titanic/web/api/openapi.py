@@ -178,6 +178,7 @@ class Request(TypedDict):
     type: NotRequired[Annotated[str, Meta(description="The content type of its body.")]]
     digest: NotRequired[str]
     on_failed: NotRequired[Annotated[str, Meta(description="The service to notify if it fails.")]]
+    keep_body: NotRequired[Annotated[str, Meta(description="`never`: its body goes when it succeeds.")]]
     on_limit: NotRequired[Annotated[str, Meta(description="`leave`: an attempt may exceed its limit.")]]
     unique: NotRequired[str]
     unique_until: NotRequired[Literal["started", "done"]]

@@ -235,13 +235,20 @@ async def close(request: Request) -> Response:
 
 # -- running it again -----------------------------------------------------------------------------------------------
 
+_SAME = "type", "on_failed", "on_limit", "keep_body"
+"""Options of a request that the new one has, too."""
+
 MAX_AGAIN = 1 << 20
 """Bytes of a body that can be submitted again from a page."""
 
 
 def is_whole(found: Look) -> bool:
-    """Whether all of the body was fetched."""
-    return len(found.body) == found.info["body_frames"] and sum(map(len, found.body)) == found.info["body_bytes"]
+    """Whether all of the body was fetched, and there is one (`keep_body`)."""
+    return (
+        found.info["body_frames"] > 0
+        and len(found.body) == found.info["body_frames"]
+        and sum(map(len, found.body)) == found.info["body_bytes"]
+    )
 
 
 async def again_page(request: Request) -> Response:
@@ -265,6 +272,8 @@ async def _look_again(request: Request) -> Look:
     row = found.info
     if is_internal(row["service"]):
         raise HTTPProblem(400, f"requests of {row['service']} only record a state; there is nothing to run")
+    if not row["body_frames"]:
+        raise HTTPProblem(410, "it cannot be run again: its body was deleted when it succeeded, by keep_body")
     if not is_whole(found):
         fact = f"its body has {size(row['body_bytes'])}; the limit here is {size(MAX_AGAIN)}"
         raise HTTPProblem(413, f"it cannot be run again from here: {fact}; download the body and submit it")
@@ -303,7 +312,7 @@ def options_of(row: RequestInfo) -> dict[str, Any]:
         options["ttl"] = max(0.001, (row["expires_at"] - row["submitted_at"]) / 1e6)
     if row["not_before"] > row["submitted_at"]:
         options["delay"] = (row["not_before"] - row["submitted_at"]) / 1e6
-    return options | {name: known[name] for name in ("type", "on_failed", "on_limit") if known.get(name)}
+    return options | {name: known[name] for name in _SAME if known.get(name)}
 
 
 async def find(request: Request) -> Response:

@@ -119,6 +119,7 @@ def test_options_are_headers(http: httpx.Client, client: Client) -> None:
         "Titanic-Limit": "1.5e1",
         "Titanic-Keep": "never",
         "Titanic-Keep-Failed": "60",
+        "Titanic-Keep-Body": "never",
         "Titanic-Retry-First": "2",
         "Titanic-Retry-Most": "20",
         "Titanic-On-Failed": "mail.failed",
@@ -132,7 +133,7 @@ def test_options_are_headers(http: httpx.Client, client: Client) -> None:
     assert (told["priority"], told["max_attempts"], told["options"]["limit"]) == (7, 3, 15.0)
     assert (told["options"]["keep"], told["options"]["keep_failed"]) == (AT_ONCE, 60)
     assert (told["options"]["retry_first"], told["options"]["retry_most"]) == (2, 20)
-    assert (told["on_failed"], told["on_limit"]) == ("mail.failed", "leave")
+    assert (told["on_failed"], told["on_limit"], told["keep_body"]) == ("mail.failed", "leave", "never")
     assert told["expires_at"] - told["submitted_at"] == 3600_000_000
     assert told["not_before"] - told["submitted_at"] == 1800_500_000
     assert (told["key"], told["trace"]) == ("order 17", headers["traceparent"])
@@ -174,6 +175,7 @@ WRONG = [
     ("Titanic-Keep", "-1"),
     ("Titanic-Keep", "always"),
     ("Titanic-Keep-Failed", "never"),
+    ("Titanic-Keep-Body", "1"),
     ("Titanic-Unique", "x" * 256),
     ("Titanic-Unique-Until", "failed"),
     ("Titanic-Unique-For", "0"),
