@@ -359,7 +359,7 @@ class Connections:
             if connection.unsent_bytes > MAX_QUEUED:  # answers to PINGs of a peer that reads nothing
                 self._close(connection)
             else:
-                self._queue(connection)
+                self._dirty[connection] = None
 
     def _hold(self, connection: PeerConnection, held: int, now: float) -> None:
         """Note the bytes of an incomplete message. If there are too many in all, a connection of the user, or the IP
@@ -460,10 +460,6 @@ class Connections:
         """Return whether a peer should get no more large answers for now. Any thread may call this."""
         connection = self.of(peer)
         return connection is not None and connection.unsent_bytes > MAX_QUEUED
-
-    def _queue(self, connection: PeerConnection) -> None:
-        """Mark a connection that has output."""
-        self._dirty[connection] = None
 
     def flush(self, now: float) -> None:
         """Write the output of all connections."""

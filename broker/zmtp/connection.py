@@ -24,7 +24,6 @@ from broker.zmtp.frames import (
     COMMAND,
     HEAD,
     MORE,
-    SKIPPED,
     Buffer,
     Failure,
     FrameReader,
@@ -387,24 +386,18 @@ class Connection:
                     self._execute(*found, events)
                     continue
                 if self._skipped:
-                    self._skip(flags)
+                    self._skipped = self._limits.skip(self._skipped, flags)
                     continue
                 self._size += len(body)
                 if self._size > self._limits.max_message or len(self._sealed) >= self._limits.max_frames:
                     events.append(OversizedMessage(self._sealed[:HEAD]))
                     self._sealed, self._size = [], 0
-                    self._skip(flags)
+                    self._skipped = self._limits.skip(self._skipped, flags)
                     continue
                 self._sealed.append(body)
                 if not flags & MORE:
                     events.append(self._sealed)
                     self._sealed, self._size = [], 0
-
-    def _skip(self, flags: int) -> None:
-        """CURVE: discard a frame."""
-        self._skipped = self._skipped + 1 if flags & MORE else 0
-        if self._skipped > SKIPPED * self._limits.max_frames:
-            raise ZmtpFault(Failure.TOO_LARGE, f"a message of more than {self._skipped} frames")
 
     def _ready(self, data: bytes, events: list[Event]) -> None:
         self._properties(data, b"", events)

@@ -58,6 +58,13 @@ class MessageLimits(NamedTuple):
     max_command: int = 8192
     """Bytes of a command."""
 
+    def skip(self, skipped: int, flags: int) -> int:
+        """Discard a frame, after `skipped` others of a message; return how many these are, 0 after the last one."""
+        skipped = skipped + 1 if flags & MORE else 0
+        if skipped > SKIPPED * self.max_frames:
+            raise ZmtpFault(Failure.TOO_LARGE, f"a message of more than {skipped} frames")
+        return skipped
+
 
 class Frame(NamedTuple):
     flags: int
@@ -178,7 +185,7 @@ class FrameReader:
                     return None
                 at = stop
                 if self._skipped:
-                    self._skip(flags)
+                    self._skipped = self._limits.skip(self._skipped, flags)
                     continue
                 frames.append(data[begin:stop])
                 if flags & MORE:
@@ -190,15 +197,9 @@ class FrameReader:
         finally:
             self._at, self.frames, self._size = at, frames, size
 
-    def _skip(self, flags: int) -> None:
-        """Discard a frame."""
-        self._skipped = self._skipped + 1 if flags & MORE else 0
-        if self._skipped > SKIPPED * self._limits.max_frames:
-            raise ZmtpFault(Failure.TOO_LARGE, f"a message of more than {self._skipped} frames")
-
     def _add(self, flags: int, body: bytes, messages: list[list[bytes]]) -> None:
         if self._skipped:
-            self._skip(flags)
+            self._skipped = self._limits.skip(self._skipped, flags)
             return
         self.frames.append(body)
         self._size += len(body)

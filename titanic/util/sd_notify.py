@@ -6,7 +6,6 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Mapping
 
 VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 """Variables of the service manager. They are for one process, and not for those that it starts."""
@@ -15,12 +14,12 @@ VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 class Notifier:
     """Reports to the service manager that started this process, if it wants reports."""
 
-    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
-        address = environment.get("NOTIFY_SOCKET", "")
+    def __init__(self) -> None:
+        address = os.environ.get("NOTIFY_SOCKET", "")
         self._address = "\0" + address[1:] if address.startswith("@") else address
         self.wanted = bool(address)
-        ours = environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
-        self.watchdog = int(environment.get("WATCHDOG_USEC", "0")) / 1e6 if ours else 0.0
+        ours = os.environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
+        self.watchdog = int(os.environ.get("WATCHDOG_USEC", "0")) / 1e6 if ours else 0.0
         """Seconds without an `alive` after which the process is killed; 0: never."""
 
     def ready(self, status: str) -> None:
