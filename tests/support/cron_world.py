@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 from titanic.errors import TimedOut
-from titanic.facts.schedules import register
+from titanic.facts.registered_schedules import register
 from titanic.protocol.documents import ScheduleReport
 from titanic.protocol.messages import SchedulesAction, read
 from titanic.schedules import Schedule, Scheduler

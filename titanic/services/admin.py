@@ -17,7 +17,7 @@ from msgspec import UNSET
 from broker import User, UserLimits
 from titanic.commit.writer import Write, halves
 from titanic.errors import Forbidden, InvalidArchive, InvalidRequest, StoreError, StoreFull
-from titanic.facts import schedules
+from titanic.facts import registered_schedules
 from titanic.facts.audit import MINUTE_US, Act, RefusalCount, Tally, report
 from titanic.facts.counts import CANCELLED, CLOSED, REQUEUED
 from titanic.protocol import tsp
@@ -115,7 +115,7 @@ class AdminWrite(Write):
                     self._context.audit.put_refusals(transaction, rows)
                     document = {"done": len(rows)}
                 elif isinstance(options, SchedulesAction):
-                    done = schedules.register(transaction, options.rows, options.process, ask.user, now_us)
+                    done = registered_schedules.register(transaction, options.rows, options.process, ask.user, now_us)
                     document = {"done": done}
                 elif isinstance(options, RedriveAction):
                     redrive_jobs.lock(transaction, self._context.host)

@@ -10,7 +10,7 @@ from msgspec.structs import asdict
 
 from broker import User
 from titanic.errors import Forbidden, RecordCorrupt
-from titanic.facts import schedules
+from titanic.facts import registered_schedules
 from titanic.protocol import tsp
 from titanic.protocol.answers import SUBMITTER_FIELDS
 from titanic.protocol.messages import List, read
@@ -99,7 +99,7 @@ def _answer(
     if options.jobs:
         return [tsp.OK, json.dumps({"jobs": redrive_jobs.documents(transaction, user, options.uuid)}).encode()]
     if options.schedules:
-        return [tsp.OK, json.dumps({"schedules": schedules.documents(transaction, user, now_us)}).encode()]
+        return [tsp.OK, json.dumps({"schedules": registered_schedules.documents(transaction, user, now_us)}).encode()]
     owner = None if user is None or user.reads_all else user.owner
     if options.owner is not None:
         if owner not in (None, options.owner.encode()):

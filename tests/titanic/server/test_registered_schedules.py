@@ -14,7 +14,7 @@ from support.waiting import until
 
 from broker import User
 from titanic import Client, Forbidden, InvalidRequest, Server, ServerConfig
-from titanic.facts.schedules import KEPT, LATE, MOST, documents, register
+from titanic.facts.registered_schedules import KEPT, LATE, MOST, documents, register
 from titanic.protocol.documents import ScheduleReport
 from titanic.protocol.messages import ScheduleRow
 from titanic.schedules import Schedule, Scheduler
