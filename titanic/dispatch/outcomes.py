@@ -235,12 +235,16 @@ def completion_events(
             row = transaction.describe(uuid)
             if row is None:
                 continue
+            policy = read_policy(row.options)
+            # The event belongs to the trace of what has ended.
+            trace = b', "trace": %b}' % json.dumps(policy.trace).encode() if policy.trace else b"}"
             if target := on_end.get(row.service):
-                new.append(NewRequest(target, [body_of(row)], options=OPTIONS, owner=row.owner))
-            if row.state is not State.DONE and (name := read_policy(row.options).on_failed):
+                new.append(NewRequest(target, [body_of(row)], options=OPTIONS[:-1] + trace, owner=row.owner))
+            if row.state is not State.DONE and (name := policy.on_failed):
                 detail = transaction.reply(uuid) if 0 < row.reply_bytes <= MAX_DETAIL else None
                 frames = detail.frames if isinstance(detail, Outcome) else ()
-                new.append(NewRequest(name.encode(), [body_of(row), *frames], options=FAILED_OPTIONS, owner=row.owner))
+                options = FAILED_OPTIONS[:-1] + trace
+                new.append(NewRequest(name.encode(), [body_of(row), *frames], options=options, owner=row.owner))
         except RecordCorrupt:
             continue
     return new

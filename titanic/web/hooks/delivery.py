@@ -170,6 +170,8 @@ class HookDelivery:
                 continue
             key = f"web:delivery:{id_}:{hook.id}"
             options: Any = {"key": key, "key_for": KEY_FOR, **RETRIES}
+            if trace := current().trace:
+                options["trace"] = trace
             await self._ask(self._client.submit(DELIVERY, body, hook.id, **options))
         return await self._close()
 
@@ -198,6 +200,8 @@ class HookDelivery:
             "Titanic-Signature": hook.signature(body, at),
             **hook.standard(current().uuid, body, at),
         }
+        if trace := current().trace:
+            headers["traceparent"] = trace
         try:
             answer = await post(hook.url, headers, body, self._allowed)
         except HookUnreachable as error:

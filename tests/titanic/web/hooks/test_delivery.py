@@ -64,6 +64,18 @@ def test_tells_the_hooks_of_a_service(hooks: Hooks, client: Client, receiver: Re
     assert told.headers["Titanic-Hook"] == hook.id
 
 
+def test_a_hook_belongs_to_the_trace_of_its_request(hooks: Hooks, client: Client, receiver: Receiver) -> None:
+    hooks.put(receiver.url)
+    client.set_service("mail", on_end="web.ended")
+    trace = f"00-{7:032x}-{9:016x}-01"
+    client.submit("mail", "x", ttl=0.01, trace=trace, on_failed="mail.failed")
+    with hooks.deliver():
+        until(lambda: receiver.told)
+    assert receiver.told[0].headers["traceparent"] == trace
+    (failed,) = client.list(service="mail.failed")[0]
+    assert client.show(failed["uuid"])["trace"] == trace
+
+
 def test_the_signature_is_checked_as_the_document_says(hooks: Hooks, client: Client, receiver: Receiver) -> None:
     hooks.put(receiver.url)
     tell(client)
