@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Set
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from contextvars import ContextVar, copy_context
 from pathlib import Path
 from queue import SimpleQueue
 from traceback import format_exception
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from broker.core.mdp import Action, Callback, Frames, error_body
 from broker.core.worker import Job
@@ -257,6 +257,16 @@ class ProgressReporter(Protocol):
         """Send the last message (`take_progress`) soon. Any thread may call this."""
 
 
+class DeliveryObserver(Protocol):
+    """Observes what the handlers of this process do."""
+
+    def executing(self, delivery: Delivery) -> AbstractContextManager[object]:
+        """A context for the execution of a delivery, which may fail in it."""
+
+
+_UNOBSERVED = nullcontext()
+
+
 class Delivery:
     """One delivery of a request to a handler, in a context variable while the handler runs. Any thread may call its
     methods.
@@ -265,6 +275,8 @@ class Delivery:
     (`Job.context`). A handler can report its progress, and learns of a cancellation.
     """
 
+    observer: ClassVar[DeliveryObserver | None] = None
+    """None: nothing is observed."""
     is_cancelled = False
     """Whether the request was closed, or has expired: the reply is not wanted."""
     at_limit = False
@@ -285,6 +297,10 @@ class Delivery:
         self.number = number
         self._reporter = reporter
         self._callbacks: list[tuple[Callback, bool]] = []
+
+    def observed(self) -> AbstractContextManager[object]:
+        """The context in which a worker executes this."""
+        return _UNOBSERVED if self.observer is None else self.observer.executing(self)
 
     def cancel(self) -> None:
         """Cancel the delivery."""

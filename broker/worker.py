@@ -124,7 +124,8 @@ class Worker(WorkerBase):
             self._loop.call(channel.partial, job, measure.part(part))
 
         try:
-            body = measure.last(execute(self._services[job.service], job.body, send))
+            with delivery.observed():
+                body = measure.last(execute(self._services[job.service], job.body, send))
         except BaseException as error:
             body = error_reply(error, job, self._config.max_reply)
         self._loop.call(channel.final, job, body)

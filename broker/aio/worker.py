@@ -114,7 +114,8 @@ class Worker(WorkerBase):
 
         delivery.on_cancel(partial(_cancel, task))
         try:
-            body = measure.last(await execute(self._services[job.service], job.body, send))
+            with delivery.observed():
+                body = measure.last(await execute(self._services[job.service], job.body, send))
         except KeyboardInterrupt:  # this program ends
             raise
         except BaseException as error:

@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from broker import DELIVERY, Curve, Delivery, RemoteError, Worker, WorkerConfig
-from titanic import logs
+from titanic import logs, telemetry
 from titanic.cli.options import (
     broker_version,
     command,
@@ -32,6 +32,7 @@ from titanic.cli.options import (
 from titanic.cli.printing import as_text
 from titanic.cli.running import StopSignal, say
 from titanic.jobs.context import Failed, RequestContext, current_or_none
+from titanic.pool.core import ChildConfig
 from titanic.protocol.tsp import Frames
 from titanic.util.processes import end_with_parent
 from titanic.util.sd_notify import VARIABLES, Notifier
@@ -199,7 +200,7 @@ def _environment(request: RequestContext | None) -> dict[str, str]:
         "TITANIC_ATTEMPTS": str(request.attempts or ""),
         "TITANIC_DELIVERY": str(request.delivery) if request else "",
         "TITANIC_DEADLINE": "" if request.deadline is None else f"{request.deadline:.3f}",
-        "TRACEPARENT": request.trace,
+        "TRACEPARENT": telemetry.current_trace() or request.trace,
         "TITANIC_TYPE": request.type,
     }
     return {name: value for name, value in os.environ.items() if name not in known} | {
@@ -248,6 +249,7 @@ def _watch(worker: Worker) -> None:
     help="When a request is cancelled, its command gets SIGTERM, and SIGKILL after this time.",
 )
 @option("--everywhere", is_flag=True, help="Register with every endpoint.")
+@declared(ChildConfig, "otel")
 @option("--jobs", "-j", type=click.IntRange(1, 500), metavar="N", default=1, help="Requests processed at once.")
 @log_options
 @configured
@@ -256,6 +258,7 @@ def work(
     command: tuple[str, ...],
     jobs: int,
     everywhere: bool,
+    otel: bool,
     time_limit: float | None,
     fatal_exit: Container[int] | None,
     kill_after: float,
@@ -296,6 +299,8 @@ def work(
     logs.begin(log_level, log_format)
     if shutil.which(command[0]) is None:
         raise click.UsageError(f"command not found: {command[0]}")
+    if otel:
+        telemetry.instrument(endpoint=endpoint)
     handler = CommandHandler(command, time_limit, fatal_exit or (), kill_after)
     versions = (mdp,) if mdp else WorkerConfig().versions
     config = WorkerConfig(heartbeat_interval, versions=versions, deploy=__version__)

@@ -42,6 +42,7 @@ from titanic.version import __version__
 @declared(PoolConfig, "memory")
 @declared(PoolConfig, "grace")
 @declared(PoolConfig, "watchdog")
+@declared(ChildConfig, "otel")
 @log_options
 @configured
 @click.pass_context
@@ -58,6 +59,7 @@ def worker(
     memory: int | None,
     grace: float,
     watchdog: float,
+    otel: bool,
     endpoint: tuple[str, ...],
     key_file: str | None,
     server_key: str | None,
@@ -94,6 +96,7 @@ def worker(
         log_format,
         only,
         excluded,
+        otel,
         WorkerConfig(deploy=deploy or __version__).deploy,  # checked here
     )
     config = PoolConfig(processes, max_requests, memory, grace, watchdog, wait_for_sources=reload)

@@ -45,6 +45,7 @@ from titanic.protocol.documents import (
 )
 from titanic.protocol.submit_options import MOST_UUIDS, ManyOptions, Span, SubmitOptions, encode, seconds
 from titanic.protocol.tsp import Frames, Progress
+from titanic.telemetry import receiving, sending, settling
 from titanic.util import ids
 from titanic.util.text import duration
 
@@ -203,8 +204,9 @@ class ClientCore:
         if keys is not None:
             options |= keys.options(requests)
         sent_again = self.calls.sent_again
-        answer = await self.calls.ask(tsp.SUBMIT, encode(options), service, *body)
-        uuids = batching.submitted(answer, requests)
+        with sending(self.calls.wire.endpoint, service, options, requests) as sent:
+            answer = await self.calls.ask(tsp.SUBMIT, encode(options), service, *body)
+            sent.done(uuids := batching.submitted(answer, requests))
         if keys is not None:
             keys.answered(once=self.calls.sent_again == sent_again)
         return uuids
@@ -219,11 +221,20 @@ class ClientCore:
             if isinstance(ended, Exception):
                 raise ended
             return ended
-        return read_reply(uuid, await self.calls.ask(tsp.REPLY, ids.plain(uuid)))
+        with receiving(self.calls.wire.endpoint, [uuid]) as received:
+            frames = read_reply(uuid, await self.calls.ask(tsp.REPLY, ids.plain(uuid)))
+            received.messages = int(frames is not None)
+            return frames
 
     async def wait(self, uuid: str, timeout: Span | None = None, *, on_progress: OnProgress | None = None) -> Frames:
         """The reply's frames, as soon as they are there."""
         timeout = None if timeout is None else seconds("timeout", timeout)
+        with receiving(self.calls.wire.endpoint, [uuid]) as received:
+            frames = await self._wait(uuid, timeout, on_progress)
+            received.messages = 1
+            return frames
+
+    async def _wait(self, uuid: str, timeout: float | None, on_progress: OnProgress | None) -> Frames:
         until = None if timeout is None else time.monotonic() + timeout
         if await self.calls.knows_only_rfc9(timeout):
             return await self._rfc9.wait(uuid, timeout)
@@ -288,10 +299,11 @@ class ClientCore:
             await self._rfc9.close(uuids)
             return list(uuids) if kill else []
         alive: list[str] = []
-        for uuid in uuids:
-            answer = await self.calls.ask(tsp.CLOSE, ids.plain(uuid), *([tsp.KILL] if kill else []))
-            check(answer)
-            alive += [uuid] if any(answer[1:2]) else []
+        with settling(self.calls.wire.endpoint, uuids):
+            for uuid in uuids:
+                answer = await self.calls.ask(tsp.CLOSE, ids.plain(uuid), *([tsp.KILL] if kill else []))
+                check(answer)
+                alive += [uuid] if any(answer[1:2]) else []
         return alive
 
     # -- many ------------------------------------------------------------------------------------------------
@@ -333,16 +345,20 @@ class ClientCore:
             each = ([body] if isinstance(body, (bytes, str)) else body for body in bodies)
             return [await self._rfc9.submit(service, body, needs) for body in each]
         generated = self._generated_keys() if unique and keys is None else None
-        return await batching.submit_many(
-            self.calls,
-            service,
-            bodies,
-            window=window,
-            keys=keys,
-            uniques=uniques,
-            generated=generated,
-            options={**options},
-        )
+        all_options: dict[str, Any] = {**options}
+        with sending(self.calls.wire.endpoint, service, all_options, None) as sent:
+            uuids = await batching.submit_many(
+                self.calls,
+                service,
+                bodies,
+                window=window,
+                keys=keys,
+                uniques=uniques,
+                generated=generated,
+                options=all_options,
+            )
+            sent.done(uuids)
+            return uuids
 
     async def some_replies(
         self, uuids: Iterable[str], timeout: Span | None, window: int
@@ -353,16 +369,19 @@ class ClientCore:
         replies = (
             self._rfc9.outcomes(uuids, timeout) if only_rfc9 else batching.replies(self.calls, uuids, timeout, window)
         )
-        async with aclosing(replies):
-            async for some in replies:
-                yield some
+        with receiving(self.calls.wire.endpoint, uuids) as received:
+            async with aclosing(replies):
+                async for some in replies:
+                    received.messages += len(some)
+                    yield some
 
     async def close_many(self, uuids: Iterable[str], *, window: int = 1000) -> None:
         """Close any number of requests, with `window` on their way at once."""
         if await self.calls.knows_only_rfc9():
             await self._rfc9.close(uuids)
             return
-        await batching.close_many(self.calls, uuids, window)
+        with settling(self.calls.wire.endpoint, uuids):
+            await batching.close_many(self.calls, uuids, window)
 
     async def retry(self, *uuids: str) -> int:
         """Requeue requests that failed or expired; returns how many. Requests in other states stay as they are."""

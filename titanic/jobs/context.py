@@ -43,6 +43,7 @@ class Retry(RemoteError):
             raise UsageError("Retry(count=False) needs after=: a retry that is not counted has no default delay")
         if after is not None and (math.isnan(after) or not 0 <= after <= MOST_SECONDS):
             raise UsageError(f"after is {after}; it must be from 0 seconds to ten years")
+        self.is_counted = count
         word = [] if after is None else [(RETRY if count else AGAIN) + b"%.3f" % after]
         super().__init__(500, text or "to be retried", [*word, *_frames(detail)])
 
@@ -186,13 +187,13 @@ def read_context(delivery: Delivery) -> RequestContext:
 
 
 class JobLogFilter(logging.Filter):
-    """Adds `uuid`, `task` (its service) and `attempt` of the request that is being handled to each record, as texts;
-    elsewhere empty ones. Add it to a handler. In `titanic worker` the handler of the log has it."""
+    """Adds `uuid`, `task` (its service), `attempt` and `trace_id` of the request that is being handled to each record,
+    as texts; elsewhere empty ones. Add it to a handler. In `titanic worker` the handler of the log has it."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         request = None if "counted" in vars(record) else current_or_none()  # counts are not about one request
-        known = (request.uuid, request.service, f"{request.attempt}") if request else ("", "", "")
-        for name, value in zip(("uuid", "task", "attempt"), known, strict=True):
+        known = (request.uuid, request.service, f"{request.attempt}", request.trace[3:35]) if request else ("",) * 4
+        for name, value in zip(("uuid", "task", "attempt", "trace_id"), known, strict=True):
             vars(record).setdefault(name, value)
         return True
 

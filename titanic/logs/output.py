@@ -26,7 +26,7 @@ from titanic.version import __version__
 FORMATS = ("auto", "text", "json", "journal")
 """`auto`: the journal when stderr goes there, else text."""
 
-FIELDS = ("event", "uuid", "service", "task", "attempt", "user", "action", "peer")
+FIELDS = ("event", "uuid", "service", "task", "attempt", "trace_id", "user", "action", "peer")
 MOST_FIELD = 200
 """Characters of a field: a name may be anything."""
 
@@ -94,13 +94,14 @@ def fields_of(record: logging.LogRecord) -> dict[str, str]:
 
 
 class Text(logging.Formatter):
-    """A line, and at its end the job that has logged it, unless the line is an event: those name it."""
+    """A line, and at its end the job that has logged it, unless the line is an event, which names it, and its trace."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 as logging calls it
         said, fields = super().formatMessage(record), fields_of(record)
+        trace = f"trace {fields['trace_id']}" if "trace_id" in fields else ""
         if "task" not in fields or "event" in fields:
-            return said
-        return f"{said} ({fields['task']} {fields['uuid']}, attempt {fields['attempt']})"
+            return f"{said} ({trace})" if trace else said
+        return f"{said} ({fields['task']} {fields['uuid']}, attempt {fields['attempt']}{trace and ', '}{trace})"
 
 
 class Json(logging.Formatter):

@@ -43,7 +43,7 @@ from broker import (
     execute,
     named,
 )
-from titanic import logs
+from titanic import logs, telemetry
 from titanic.errors import TitanicError
 from titanic.jobs.context import JobLogFilter, Unready
 from titanic.pool.child_messages import (
@@ -194,7 +194,8 @@ class JobRunner(Channel):
             self._send(JobPart(job.number, measure.part(part)))
 
         try:
-            body = measure.last(execute(self._handlers[job.service], job.body, send))
+            with delivery.observed():
+                body = measure.last(execute(self._handlers[job.service], job.body, send))
         except BaseException as error:
             if isinstance(error, MemoryError) or isinstance(error.__cause__, MemoryError):
                 self._reports.say(leaving="is out of memory")  # else it would get, and fail, more and more
@@ -241,6 +242,8 @@ def main() -> None:
     try:
         app = load(config.target)
         declaration, handlers, scheduler = _prepare(app, config)
+        if config.otel and telemetry.on is None:  # the app may have done so, with its own providers
+            telemetry.instrument(endpoint=declaration.endpoint)
     except (TitanicError, ValueError) as error:
         reports.say(fault=str(error), files=[*loaded(), *involved(config.target, error.__cause__)])
         sys.exit(EXIT_FAULT)

@@ -46,6 +46,10 @@ class ChildConfig:
     excluded: tuple[str, ...] = ()
     """Services of the app not to serve."""
 
+    otel: bool = setting(
+        False, "Record OpenTelemetry spans and metrics. `opentelemetry-instrument`, or the app, says where they go."
+    )
+
     deploy: str = setting("", "Version of the app, shown in `titanic workers`.", otherwise="that of Titanic")
 
     def document(self) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from titanic import telemetry
 from titanic.client.flows import END, ERROR, KEY_FOR, place, step_key, sweep
 from titanic.client.request_queue import AppQueues, RequestQueue
 from titanic.errors import RequestError, RequestFailed, UnknownRequest
@@ -146,6 +147,7 @@ class Steps:
         """Check a step before it is executed. Raises Failed when it is not of the flow that it names: the permission to
         submit a task is none to have others executed. Raises Cancelled when the flow has ended."""
         self.check(place)
+        telemetry.note_flow(place.root)
         if self.state(place.root) not in GOES_ON:
             sweep(self.client, place.root)
             raise Cancelled("its flow has ended")
@@ -176,7 +178,7 @@ class Steps:
     def options(self, stage: FlowStage) -> Any:
         """With what a stage is submitted, but the key."""
         said = {**stage.options, "key_for": KEY_FOR}
-        if trace := current().trace:
+        if (trace := current().trace) and telemetry.on is None:  # else that of the span which submits it
             said["trace"] = trace
         return said
 
@@ -246,6 +248,7 @@ class FlowService:
         if not self._steps.state(uuid):
             advice = 'give it read = "all", or have the same user submit flows and work for them'
             raise Failed(f"the user of this worker may not see the flow {uuid}; {advice}")
+        telemetry.note_flow(uuid)
         return uuid
 
     # -- a poll ----------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, Unpack, cast, get_args
 
 from broker import RemoteError
+from titanic import telemetry
 from titanic.errors import CallerError, RequestFailed
 from titanic.jobs.context import Cancelled, Failed, Retry, Unready, current_or_none
 from titanic.logs import event
@@ -357,7 +358,8 @@ def _await(coroutine: Coroutine[Any, Any, Any]) -> Any:
 def traced(options: SubmitOptions) -> SubmitOptions:
     """Options with the trace of the request that is being handled here, if they have none."""
     request = current_or_none()
-    trace = request.trace if request is not None else ""
+    # What is recorded has the span which submits it as its trace.
+    trace = request.trace if request is not None and telemetry.on is None else ""
     return {**options, "trace": trace} if trace and "trace" not in options else options
 
 
