@@ -20,7 +20,7 @@ from functools import lru_cache
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-from broker import named
+from broker import RemoteError, named
 from titanic.errors import TitanicError
 from titanic.util.ids import plain
 from titanic.util.text import how_to_install
@@ -193,6 +193,8 @@ class _Recorded(Operation):
         if self._token is not None:
             self._telemetry.context.detach(self._token)
         labels = self._labels
+        if kind is RemoteError and error is not None and error.__cause__ is not None:
+            kind = type(error.__cause__)  # a task's own exception
         if kind not in (None, GeneratorExit) and getattr(error, "is_counted", True):
             labels["error.type"] = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
             self.span.set_attribute("error.type", labels["error.type"])

@@ -20,11 +20,14 @@ from opentelemetry.semconv._incubating.attributes import messaging_attributes
 from opentelemetry.semconv._incubating.metrics import messaging_metrics
 from opentelemetry.semconv.attributes import error_attributes, server_attributes
 from opentelemetry.trace import SpanKind, StatusCode
+from support.flows import disconnect
+from support.trace_picture import draw, record
 from support.waiting import until
 
 import broker
 from broker import Delivery, Worker
 from titanic import Client, RequestFailed, Retry, Server, aio, current, telemetry
+from titanic.tasks import Tasks
 
 TRACE = f"00-{7:032x}-{9:016x}-01"
 
@@ -195,6 +198,23 @@ def test_asyncio(server: Server, recorded: Recorded) -> None:
     assert parent(inner) == of(processed)
 
 
+def test_a_flow_is_one_trace_and_one_conversation(server: Server, recorded: Recorded) -> None:
+    app = Tasks(server.endpoints[0], name="f", timeout=60)
+
+    @app.task
+    def double(number: int) -> int:
+        return 2 * number
+
+    with recorded.tracer.start_as_current_span("order"), app.worker(jobs=2):
+        ticket = double.step(1).then(double).submit()
+        assert ticket.reply(timeout=60) == 4
+        until(lambda: len(recorded.spans("process f.double")) == 2)
+    disconnect(app)
+    steps = recorded.spans("process f.double") + recorded.spans("send f.double")
+    assert [facts(one).get("messaging.message.conversation_id") for one in steps] == [ticket.uuid] * 4
+    assert len({of(one)[0] for one in recorded.spans("process")}) == 1
+
+
 def test_the_names_are_those_of_the_conventions(client: Client, recorded: Recorded, worker: Worker) -> None:
     uuids = client.submit_many("upper", [b"a", b"fail"], max_attempts=1)
     assert len([*client.replies(uuids, timeout=60)]) == 2
@@ -245,3 +265,20 @@ def test_without_the_package_it_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
     with pytest.raises(telemetry.TitanicError, match="opentelemetry-api is not installed"):
         telemetry.instrument()
+
+
+def test_one_trace_over_processes_attempts_and_a_killed_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(telemetry, "on", None)  # what it switches on is off behind the test
+    monkeypatch.setattr(Delivery, "observer", None)
+    spans, log = record(tmp_path)
+    (trace,) = {span["context"]["trace_id"] for span in spans}
+    of_name = {span["name"]: span for span in spans}
+    attempts = [span for span in spans if span["name"] == "process shop.resize"]
+    assert len(attempts) >= 2
+    assert {span["parent_id"] for span in attempts} == {of_name["send shop.resize"]["context"]["span_id"]}
+    errors = [span["attributes"].get("error.type") for span in attempts]
+    assert (errors[0], errors[-1]) == ("OSError", None)
+    ours = {"order", "send shop.resize", "the server is killed", "receive shop.resize", "settle shop.resize"}
+    assert {*of_name} == {*ours, "process shop.resize"}
+    assert re.search(rf"shop.resize failed .*\(trace {trace.removeprefix('0x')}\)", log)
+    assert draw(spans).count("<rect") == len(spans) + 1
