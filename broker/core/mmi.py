@@ -192,13 +192,14 @@ def _services(core: ManagedBroker, now: float, user: User | None) -> list[dict[s
 
 
 def _away(core: ManagedBroker, user: User | None) -> dict[bytes, list[str]]:
-    """Return what workers have of queues that have lost their connections, the contexts by service, for queues and
-    users that may see everything."""
+    """Return what workers have, by their own word, of queues that have lost their connections and not decided about it
+    yet: the contexts by service, for queues and users that may see everything."""
     if user is not None and not (core.guard is None or core.guard.sees_all(user) or is_queue(user)):
         return {}
     away: dict[bytes, list[str]] = {}
     for orphan in core.missing.orphans.copy().values():
-        away.setdefault(orphan.service, []).append(_text(orphan.context))
+        if orphan.expected.delivery in core.missing.named:
+            away.setdefault(orphan.service, []).append(_text(orphan.context))
     return away
 
 

@@ -694,6 +694,19 @@ def test_a_queue_that_has_forgotten_all_hears_what_workers_have(attached: Attach
     check(attached.core)
 
 
+@pytest.mark.parametrize("names_it", [True, False])
+def test_what_no_queue_wants_back_does_not_stay_with_workers(attached: Attached, names_it: bool) -> None:
+    """A queue takes what is away from the number of workers: it would send nothing for ever."""
+    attached.submits(b"1")
+    (token,) = attached.given("w").values()
+    attached.lost(QUEUE)
+    attached.ready("w", b"k", *([token] if names_it else []))
+    attached.later(31)
+    attached.ready("w", b"k")
+    assert attached.service() == {"keeps": True}
+    check(attached.core)
+
+
 @pytest.mark.parametrize("said", [b"", b"x", b"x y", b"x y z", b"x 1", b"x -1 k", b"x 99999999999 k"])
 def test_what_is_no_delivery(attached: Attached, said: bytes) -> None:
     attached.submits(b"1", said)
