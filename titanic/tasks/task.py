@@ -32,8 +32,8 @@ OnLimit = Literal["kill", "cancel", "leave"]
 """What happens to a task that exceeds its limit and goes on."""
 
 
-MakeKey = Callable[..., str]
-"""Makes a key of the arguments of a call."""
+MakeKey = Callable[..., str | None]
+"""Makes a key of the arguments of a call; None: it has none."""
 
 
 class TaskOptions(SharedOptions, total=False):
@@ -134,7 +134,7 @@ log = logging.getLogger("titanic.tasks")
 def no_task(function: Any, *, named: bool) -> str:
     """Why something cannot be a task; empty: it can. `named`: a service is given for it."""
     if isinstance(getattr(function, "definition", None), Definition):
-        return "it is already a task"
+        return "it is already a task; @app.cron and @app.every stand above @app.task"
     if not callable(function) or not isinstance(getattr(function, "__name__", None), str):
         return "it is not a named function"
     if function.__name__ == "<lambda>" and not named:
@@ -219,9 +219,10 @@ class Definition:
     def key_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
         """The idempotency key that a call has by its arguments. Keys of a task are its own: its service stands before
         them."""
-        return None if self._key is None else self._named(self._made(self._key, args, kwargs))
+        made = None if self._key is None else self._made(self._key, args, kwargs)
+        return None if made is None else self._named(made)
 
-    def _made(self, make: MakeKey, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    def _made(self, make: MakeKey, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
         bound = inspect.signature(self.function).bind(*args, **kwargs)
         bound.apply_defaults()
         return make(*bound.args, **bound.kwargs)

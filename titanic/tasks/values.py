@@ -97,7 +97,10 @@ class Serializer:
                 except Exception as error:
                     raise TypeFault(_fault(f"encode of {kind.__name__}", error, codec.line)) from error
         if _is_model(type(value)):
-            return value.model_dump(mode="json", by_alias=True, round_trip=True)
+            try:
+                return value.model_dump(mode="json", by_alias=True, round_trip=True)
+            except Exception as error:
+                raise _model_fault(type(value), error) from error
         raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
 
     def _decode_own(self, kind: type, value: Any) -> Any:
@@ -109,8 +112,8 @@ class Serializer:
         model: Model = cast(Model, kind)
         try:
             return model.model_validate_json(msgspec.json.encode(value))
-        except ValueError as error:
-            raise TypeFault(f"{kind.__name__} ({line_of(kind)}): {_model_faults(error)}") from error
+        except Exception as error:  # its validators may raise anything
+            raise _model_fault(kind, error) from error
 
     def _encode_finite(self, value: Any) -> bytes:
         """JSON, without the numbers of which msgspec makes null. Raises ValueError for these."""
@@ -136,18 +139,18 @@ MOST_FAULTS = 3
 """Faults of a model's value that an error names."""
 
 
-def _model_faults(error: ValueError) -> str:
-    """What a model says of a value, in one line."""
+def _model_fault(kind: type, error: Exception) -> TypeFault:
+    """What a model says of a value, in one line, or what a function of the model has raised."""
     if not hasattr(error, "errors"):
-        return str(error)
+        return TypeFault(_fault(kind.__name__, error, line_of(kind)))
     faults = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}".removeprefix(": ") for one in error.errors()]
     more = f"; and {len(faults) - MOST_FAULTS} more" if len(faults) > MOST_FAULTS else ""
-    return "; ".join(faults[:MOST_FAULTS]) + more
+    return TypeFault(f"{kind.__name__} ({line_of(kind)}): {'; '.join(faults[:MOST_FAULTS])}{more}")
 
 
 def _fault(what: str, error: Exception, line: str) -> str:
-    """What a function of a registered type has raised, and where."""
-    steps = traceback.extract_tb(error.__traceback__)[1:]
+    """What a function of a registered type or a model has raised, and where."""
+    steps = [step for step in traceback.extract_tb(error.__traceback__)[1:] if "site-packages" not in step.filename]
     where = f"{steps[-1].filename}:{steps[-1].lineno}" if steps else line
     return f"{what} raised {type(error).__name__}: {error} ({where})"
 

@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 from uuid import UUID
 
 import pytest
-from pydantic import BaseModel, ConfigDict, Field, RootModel, computed_field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, RootModel, computed_field, field_validator, model_serializer
 
 from titanic import Client, Server
 from titanic.errors import CallerError
@@ -149,6 +149,47 @@ def test_a_value_that_its_model_refuses_is_not_sent(format: str) -> None:
         both.write(({"number": 0, "total": "much"},), {})
     with pytest.warns(UserWarning, match="serialized value may not be as expected"), pytest.raises(InvalidArguments):
         both.write((wrong,), {})
+
+
+class Fussy(BaseModel):
+    """Its functions raise other errors than ValueError."""
+
+    count: int
+
+    @field_validator("count")
+    @classmethod
+    def checked(cls, count: int) -> int:
+        return {2: 2, 3: 3}[count]
+
+    @model_serializer
+    def plain(self) -> dict[str, int]:
+        return {"count": {2: 2}[self.count]}
+
+
+def test_functions_of_a_model_that_raise(caplog: pytest.LogCaptureFixture) -> None:
+    app, runs = Tasks(name="m"), list[Fussy]()
+
+    @app.task(max_attempts=3)
+    def take(one: Fussy, made: bool = False) -> Fussy:
+        runs.append(one)
+        return Fussy.model_construct(count=3) if made else one
+
+    first = Fussy.checked.__func__.__code__.co_firstlineno + 3  # type: ignore[attr-defined]
+    with app.testing() as queue:
+        assert take.submit(Fussy(count=2)).reply() == Fussy(count=2)
+        with pytest.raises(InvalidArguments, match=rf"'one' does not .*; Fussy raised KeyError: 5 \({HERE}:{first}\)$"):
+            take.submit({"count": 5})  # type: ignore[arg-type]
+        with pytest.raises(
+            InvalidArguments, match=rf"cannot be sent; Fussy raised Pydantic.*KeyError: 3 \({HERE}:\d+\)"
+        ):
+            take.submit(Fussy(count=3))
+        with pytest.raises(TaskFailed, match=r"the reply of take cannot be sent: Fussy raised Pydantic"):
+            take.submit(Fussy(count=2), made=True).reply()
+        assert len(runs) == 2
+        uuid = queue.submit("m.take", '{"args": [{"count": 5}]}')
+        queue.run()
+        assert (queue.show(uuid)["state"], queue.show(uuid)["attempts"]) == ("failed", 1)
+    assert "argument 'one' does not match its type; Fussy raised KeyError: 5" in caplog.text
 
 
 def test_an_error_names_the_line_of_the_function() -> None:
