@@ -65,9 +65,14 @@ class TaskDecorator(Protocol):
 
 
 class ScheduleDecorator(Protocol):
-    """Has a task submitted at times."""
+    """Has a task submitted at times; makes one of a function."""
 
+    @overload
     def __call__(self, task: AnyTask, /) -> AnyTask: ...
+    @overload
+    def __call__(self, task: AsyncFunction[P, R], /) -> AsyncTask[P, R]: ...  # type: ignore[overload-overlap]
+    @overload
+    def __call__(self, task: Callable[P, R], /) -> Task[P, R]: ...
 
 
 class Tasks:
@@ -224,7 +229,8 @@ class Tasks:
     def cron(
         self, expression: str, *args: Any, tz: str = "UTC", missed: Missed = "skip", name: str = ""
     ) -> ScheduleDecorator:
-        """Submit a task by a cron expression, with these arguments. Write it above `@app.task`.
+        """Submit a task by a cron expression, with these arguments. Write it above `@app.task`, or without that above a
+        function.
 
         Five fields, or six that begin with seconds: `*/10 * * * * *` is every ten seconds.
         `missed`: which ticks to submit that no scheduler could submit in time: skip, once or all. `name`: that of the
@@ -236,10 +242,9 @@ class Tasks:
         """The same at intervals, of seconds or a timedelta: they are counted from 1970, so 3600 is each full hour."""
         return partial(self._scheduled, args, Schedule(name or UNNAMED, UNNAMED, every=span, missed=missed))
 
-    def _scheduled(self, args: tuple[Any, ...], schedule: Schedule, task: AnyTask) -> AnyTask:
+    def _scheduled(self, args: tuple[Any, ...], schedule: Schedule, task: Any) -> Any:
         if not isinstance(task, Submission):
-            what = f"{quoted(task)} cannot have a schedule"
-            raise CallerError(what, "it is not a task yet", "put @app.cron and @app.every above @app.task")
+            task = self._task(task, {})
         name = task.service if schedule.name == UNNAMED else schedule.name
         self._schedules.append((replace(schedule, name=name, service=task.service), task, args, {}))
         return task

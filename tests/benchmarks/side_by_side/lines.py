@@ -10,7 +10,7 @@ import tokenize
 from pathlib import Path
 
 HERE = Path(__file__).parent
-LIBRARIES = ("titanic", "celery", "dramatiq", "rq", "huey")
+LIBRARIES = ("titanic", "celery", "dramatiq", "rq", "huey", "taskiq")
 PROGRAMS = ("web_hook", "thumbnail", "cron", "chain", "fan_out")
 NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 

@@ -19,7 +19,8 @@ from functools import partial
 from pathlib import Path
 
 import processes
-from lines import LIBRARIES
+
+LIBRARIES = ("titanic", "celery", "dramatiq", "rq", "huey")
 
 WORKED, STORED = 10, 100
 """Tasks of the two tests."""

@@ -1,4 +1,4 @@
-"""Servers and workers of the five libraries, at their default ports: to be run in a network of its own."""
+"""Servers and workers of the libraries, at their default ports: to be run in a network of its own."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ WORKERS = {
     "dramatiq": ["-m", "dramatiq", "{}", "-p", "1", "-t", "1"],
     "rq": ["-c", "from rq.cli import main; main()", "worker", "--with-scheduler"],
     "huey": ["-m", "huey.bin.huey_consumer", "{}.huey", "-w", "1"],
+    "taskiq": ["-m", "taskiq", "worker", "{}:broker", "--workers", "1"],
 }
 
 

@@ -46,6 +46,8 @@ def said(library: str, module: str, argument: str, folder: Path) -> str:
     """What a program prints."""
     out = folder / f"{library}-{module}.out"
     call = f"import {module}; {module}.main({argument!r})"
+    if library == "taskiq":
+        call = f"import asyncio, {module}; asyncio.run({module}.main({argument!r}))"
     assert processes.start(library, "-c", call, log=out).wait(100) == 0, out.read_text()
     return out.read_text().strip()
 
@@ -86,6 +88,8 @@ def run_cron(stack: ExitStack, library: str, folder: Path) -> Path:
     if library == "rq":
         scheduler = ("-c", "from rq.cli import main; main()", "cron", "cron_config.py")
         started.append(processes.start(library, *scheduler, log=log))
+    if library == "taskiq":
+        started.append(processes.start(library, "-m", "taskiq", "scheduler", "cron:scheduler", log=log))
     for process in started:
         stack.callback(processes.kill, process)
     return ticks

@@ -140,8 +140,17 @@ def test_a_key_makes_it_one(queue: MemoryQueue) -> None:
     assert pay.map([7, 7, 8]).uuids[:2] == [first.uuid] * 2
     queue.run()
     assert sorted(calls) == ["paid 7", "paid 7", "paid 8"]
-    assert queue.show(first.uuid)["key"] == "shop.pay:order 7"
-    assert list(queue.find(["shop.pay:other"])[0]) == ["shop.pay:other"]
+
+
+def test_a_key_that_is_none_is_no_key() -> None:
+    app = Tasks(name="k")
+
+    @app.task(key=lambda order: order)
+    def note(order: str | None) -> None: ...
+
+    with app.testing():
+        assert note.submit(None).uuid != note.submit(None).uuid
+        assert note.submit("a").uuid == note.submit("a").uuid
 
 
 def test_many_at_once(queue: MemoryQueue) -> None:
@@ -309,8 +318,10 @@ def test_what_cannot_be_a_task_or_have_a_schedule_is_told_by_name() -> None:
         with pytest.raises(CallerError, match=f"cannot be a task; {fact}"):
             app.task(one)
     for decorate in (app.every(60), app.cron("* * * * *")):
-        with pytest.raises(CallerError, match=r"plain.* cannot have a schedule; .*put @app.cron and @app.every above"):
-            decorate(plain)  # type: ignore[type-var]
+        with pytest.raises(CallerError, match="a lambda has no name"):
+            decorate(lambda: 5)
+        with pytest.raises(CallerError, match=r"it is already a task; @app.cron and @app.every stand above @app.task"):
+            app.task(decorate(app.task(service=f"w.{id(decorate)}")(lambda: 5)))
     with app.testing():
         assert app.task(Shop.static).submit().reply() == 5
         assert app.task(service="w.six")(lambda: 6).submit().reply() == 6

@@ -6,6 +6,5 @@ app = Tasks(name="reports")
 
 
 @app.cron("* * * * *")
-@app.task
 def report() -> None:
     Path("daily.txt").touch()
