@@ -176,8 +176,8 @@ class Steps:
         self.client.submit(stage.service, body, **self.options(stage), key=place.key)
 
     def options(self, stage: FlowStage) -> Any:
-        """With what a stage is submitted, but the key."""
-        said = {**stage.options, "key_for": KEY_FOR}
+        """With what a stage is submitted, but the key. Its flow needs it longer than others of its service are kept."""
+        said = {**stage.options, **dict.fromkeys(("key_for", "keep", "keep_failed"), KEY_FOR)}
         if (trace := current().trace) and telemetry.on is None:  # else that of the span which submits it
             said["trace"] = trace
         return said

@@ -16,6 +16,8 @@ from support.waiting import until
 from broker import Worker
 from titanic import Client, Server
 from titanic.client.flows import flow_tree
+from titanic.protocol.submit_options import AT_ONCE
+from titanic.settings import ServiceLimits
 from titanic.tasks import Tasks, gather
 
 app = Tasks(name="g", timeout=30)
@@ -56,6 +58,17 @@ def test_a_flow(served: Server, client: Client) -> None:
         until(lambda: len(client.list()[0]) == 1)
     ticket.close()
     assert client.list() == ([], None)
+
+
+@pytest.mark.settings(limits={b"g.double": ServiceLimits(keep=AT_ONCE, keep_failed=1)})
+def test_a_step_is_kept_as_long_as_its_flow_needs_it(served: Server, client: Client) -> None:
+    """Longer than its service and the server keep others."""
+    ticket = gather([double.step(1), elsewhere.step(5)]).submit()
+    with app.worker():
+        (step,) = until(lambda: client.list(service="g.double", state="done")[0])
+        assert step["options"] == {"keep": 30 * 86400, "keep_failed": 30 * 86400}
+        with Worker("elsewhere", lambda frames: b"5", served.endpoints[0]):
+            assert ticket.reply(timeout=60) == [2, 5]
 
 
 def test_a_step_of_another_language_and_what_is_shown(served: Server, client: Client) -> None:
