@@ -141,6 +141,8 @@ class TitanicBackend(BaseTaskBackend):
         client = self.app._connected()
         try:
             info, body, _ = client.look(result_id, None)
+            if not body:
+                raise UnknownRequest("its body was deleted when it succeeded", "keep_body is never")
             definition = self.app.definitions[info["service"]]
             path, args, kwargs, using = definition.values.read(body[0]).args
             result = self._result(self._task(path, using), info["uuid"], args, kwargs)

@@ -180,6 +180,14 @@ def test_a_result_that_there_is_not(backend: TitanicBackend, uuid: str) -> None:
         shop.add.get_result(uuid)
 
 
+@pytest.mark.parametrize("backend", [{"keep_body": "never"}], indirect=True)
+def test_a_result_whose_arguments_are_not_kept(working: TitanicBackend, client: Client) -> None:
+    result = shop.add.enqueue(1, b=3)
+    assert client.wait(result.id, timeout=60) == [b"4"]
+    with pytest.raises(TaskResultDoesNotExist, match="its body was deleted when it succeeded; keep_body is never"):
+        shop.add.get_result(result.id)
+
+
 def test_what_is_not_a_task_of_the_backend(working: TitanicBackend, client: Client) -> None:
     for uuid in (client.submit("other", "x"), client.submit("shop.default", "x")):
         with pytest.raises(TaskResultDoesNotExist):
