@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import traceback
 from functools import cache
@@ -12,6 +13,7 @@ from broker import Handler
 from titanic.errors import CallerError, TitanicError
 from titanic.pool.core import ChildConfig
 from titanic.tasks import Tasks
+from titanic.util.text import quoted
 
 
 def chosen(config: ChildConfig, services: dict[str, Handler]) -> dict[str, Handler]:
@@ -34,6 +36,9 @@ def chosen(config: ChildConfig, services: dict[str, Handler]) -> dict[str, Handl
 def load(target: str) -> Tasks:
     """The app that MODULE:NAME stands for; `app` if there is no name. Raises CallerError."""
     module_name, _, name = target.partition(":")
+    if re.search(r"[^\w.]|^\.|^$", module_name) or (module_name.endswith(".py") and Path(module_name).is_file()):
+        module_name = re.sub(r"[^\w]+", ".", module_name.removesuffix(".py")).strip(".") or "shop"
+        raise CallerError(f"{quoted(target)} is not MODULE:APP", "", f"write {module_name}:{name or 'app'}")
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -92,6 +93,22 @@ def test_another_copy_of_ours_is_none(folder: Path) -> None:
 @pytest.mark.parametrize("target", ["no_such_module:app", "no_such_module.inner:app"])
 def test_what_is_not_there(target: str) -> None:
     with pytest.raises(CallerError, match=r"there is no module no_such_module in .*; run this in its directory"):
+        load(target)
+
+
+@pytest.mark.parametrize(
+    ("target", "advice"),
+    [
+        ("loading_shop.py", "loading_shop:app"),
+        ("loading_shop.py:inner.other", "loading_shop:inner.other"),
+        ("./loading_shop:app", "loading_shop:app"),
+        ("inner/shop", "inner.shop:app"),
+        ("", "shop:app"),
+    ],
+)
+def test_a_file_is_no_module(folder: Path, target: str, advice: str) -> None:
+    (folder / "loading_shop.py").write_text(APP)
+    with pytest.raises(CallerError, match=f"^'{re.escape(target)}' is not MODULE:APP; write {advice}$"):
         load(target)
 
 
