@@ -223,8 +223,13 @@ class WaitingReaders:
             self._loop.remove_reader(self._files.pop(socket))
         for socket in now:
             if socket not in self._files:
-                descriptor = self._files[socket] = socket.FD
-                self._loop.add_reader(descriptor, self._call)
+                descriptor = socket.FD
+                try:
+                    self._loop.add_reader(descriptor, self._call)
+                except NotImplementedError:
+                    what = f"{type(self._loop).__name__} cannot watch sockets of ZeroMQ"
+                    raise UsageError(f"{what}; run asyncio with SelectorEventLoop, also on Windows") from None
+                self._files[socket] = descriptor
 
     def has_input(self) -> bool:
         """Return whether there is input that the loop will not report."""

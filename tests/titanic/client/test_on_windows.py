@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 
+import pytest
 from support.waiting import PATIENCE
 
 from broker import Worker
-from titanic import Server
+from titanic import Server, aio
+from titanic.errors import CallerError
 
 CLIENT = """
 import os, select, signal, socket, sys
@@ -49,3 +52,20 @@ def test_a_client_without_what_only_a_unix_has(server: Server) -> None:
         command = [sys.executable, "-c", CLIENT, server.endpoints[0]]
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert (done.stdout, done.stderr) == ("[b'HELLO'] done\nTASK\n", "")
+
+
+class ProactorEventLoop(asyncio.SelectorEventLoop):
+    """As the one of Windows it watches no sockets."""
+
+    def add_reader(self, *_: object) -> None:
+        raise NotImplementedError
+
+
+def test_an_event_loop_that_watches_no_sockets(server: Server) -> None:
+    async def submit() -> None:
+        async with aio.Client(server.endpoints[0]) as client:
+            await client.submit("upper", "hello")
+
+    fault = "ProactorEventLoop cannot watch sockets of ZeroMQ; run asyncio with SelectorEventLoop"
+    with asyncio.Runner(loop_factory=ProactorEventLoop) as runner, pytest.raises(CallerError, match=fault):
+        runner.run(submit())
