@@ -28,8 +28,8 @@ from titanic.tasks.task import AnyFunction
 PAGE = "see titanic/celery/README.md"
 
 IGNORED = {
-    *("acks_late", "exchange", "ignore_result", "pydantic", "queue", "reject_on_worker_lost", "retry", "retry_policy"),
-    *("routing_key", "serializer", "track_started"),
+    *("acks_late", "exchange", "ignore_result", "pydantic", "queue", "reject_on_worker_lost", "retry", "retry_jitter"),
+    *("retry_policy", "routing_key", "serializer", "track_started"),
 }
 """Options of tasks and of `apply_async` that have no meaning here, or always hold: each task is a queue of its own."""
 
@@ -90,9 +90,9 @@ class AsyncResult(CeleryNames):
     """What was submitted, with Celery's methods. `get` raises what the task has failed with: TaskFailed, or a class in
     its `throws`; and TimedOut. `revoke` deletes the request; a running task is informed."""
 
-    def __init__(self, id: str, app: Celery, ticket: Ticket[Any] | None = None) -> None:
-        """`id`: a UUID, or the `task_id` that it was submitted with."""
-        self.id, self._app, self._known = id, app, ticket
+    def __init__(self, id: str, app: Celery | None = None, ticket: Ticket[Any] | None = None) -> None:
+        """`id`: a UUID, or the `task_id` that it was submitted with. `app`: by default the one that was made last."""
+        self.id, self._app, self._known = id, app or latest(), ticket
 
     @property
     def ticket(self) -> Ticket[Any]:
@@ -423,11 +423,17 @@ class Celery(Tasks, CeleryNames):
     which keeps the results, too. `titanic worker shop.celery:app` runs the tasks."""
 
     latest: Celery | None = None
-    """The one that `shared_task` declares tasks for."""
+    """The one that was made last."""
 
     def __init__(
-        self, main: str, broker: str = DEFAULT_ENDPOINT, backend: str = "", include: Sequence[str] = ()
+        self,
+        main: str = "tasks",
+        broker: str = DEFAULT_ENDPOINT,
+        backend: str = "",
+        include: Sequence[str] = (),
+        **settings: Any,
     ) -> None:
+        """`settings`: those of `conf`."""
         super().__init__(_titanic(broker), name=main)
         self._include = [*include]
         self._related: list[AnyFunction] = []
@@ -437,6 +443,7 @@ class Celery(Tasks, CeleryNames):
         """By their names."""
         self.conf = Conf(self)
         self.on_after_configure = SimpleNamespace(connect=self._at_start)
+        self.conf.update(settings)
         Celery.latest = self
 
     def config_from_object(self, source: Any, namespace: str = "") -> None:
@@ -517,8 +524,9 @@ class Celery(Tasks, CeleryNames):
         return Task(self, function, **options)
 
     def _scheduled(self, args: tuple[Any, ...], schedule: Schedule, task: Any) -> Any:
-        super()._scheduled(args, schedule, task.submission if isinstance(task, Task) else task)
-        return task
+        made = task if isinstance(task, Task) else self.task(task)
+        super()._scheduled(args, schedule, made.submission)
+        return made
 
     @property
     def handlers(self) -> dict[str, Handler]:
@@ -544,8 +552,13 @@ class Celery(Tasks, CeleryNames):
         return f"celery:{self.name}:{task_id}"
 
 
+def latest() -> Celery:
+    """The app that was made last. Raises CallerError."""
+    if Celery.latest is None:
+        raise CallerError("there is no app", "none was made yet", "import the module of the app first")
+    return Celery.latest
+
+
 def shared_task(*args: Any, **options: Any) -> Any:
     """Make a task of a function for the app that was made last."""
-    if Celery.latest is None:
-        raise CallerError("shared_task has no app", "none was made yet", "import the module of the app first")
-    return Celery.latest.task(*args, **options)
+    return latest().task(*args, **options)

@@ -18,7 +18,7 @@ import pytest
 
 import titanic
 from titanic import Client, Server, TimedOut
-from titanic.celery import Celery, MaxRetriesExceededError, chain, chord, crontab, group, shared_task
+from titanic.celery import AsyncResult, Celery, MaxRetriesExceededError, chain, chord, crontab, group, shared_task
 from titanic.errors import CallerError
 from titanic.tasks import TaskFailed
 from titanic.tasks.memory_queue import MemoryQueue
@@ -264,16 +264,20 @@ def test_names_that_are_missing() -> None:
 def test_shared_tasks_and_schedules(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [(one.service, one.cron) for one in app.schedules] == [(f"{__name__}.nightly", "30 2 * * *")]
     monkeypatch.setattr(Celery, "latest", None)
-    with pytest.raises(CallerError, match="shared_task has no app; none was made yet"):
+    with pytest.raises(CallerError, match="there is no app; none was made yet"):
         shared_task(lambda: None)
-    other = Celery("other")
+    other = Celery("other", task_acks_late=True, task_time_limit=30)
+    assert (other.conf.task_acks_late, other.conf.task_time_limit) == (True, 30)
+    with pytest.raises(CallerError, match="there is no setting task_cls here; see titanic/celery"):
+        Celery("wrong", task_cls="shop:Task")
 
-    @shared_task(bind=True)
+    @shared_task(bind=True, autoretry_for=(Busy,), retry_backoff=5, retry_jitter=False)
     def named(self: Any) -> str:
         return str(self.name)
 
     with other.testing():
-        assert named.delay().get() == named.name == f"{__name__}.named"
+        result = named.delay()
+        assert result.get() == AsyncResult(result.id).get() == named.name == f"{__name__}.named"
     included = Celery("included", include=["titanic.errors", "none.such"])
     with pytest.raises(ModuleNotFoundError):
         _ = included.handlers
