@@ -148,10 +148,10 @@ class LocalPeer:
         failed = self._broker.core.failed_at
         return failed.pop(context, None) if failed else None
 
-    def workers(self) -> dict[bytes, int]:
-        """Return the number of workers of each service that has any. Requests about which the queue has not decided
-        (`named`) take places of theirs."""
-        workers = self._broker.workers()
+    def workers(self, names: Iterable[bytes] | None = None) -> dict[bytes, int]:
+        """Return the number of workers of each service that has any, or of those among `names`. Requests about which
+        the queue has not decided (`named`) take places of theirs."""
+        workers = self._broker.workers(names)
         for named in self._broker.core.missing.named.copy().values():
             for name in () if named.has_ended else named.services:
                 workers[name] = max(0, workers.get(name, 0) - 1)
@@ -196,9 +196,9 @@ class LocalPeer:
         if (request := core.registry.delivered.get((self, mark))) is not None and request.holder is None:
             core.missing.wait_again(delivery_of(request.token), now)
 
-    def joint(self) -> set[bytes]:
-        """Return the services of workers that have other services, too."""
-        return {name for name, service in self._broker.core.services.copy().items() if service.joint_groups}
+    def joint(self, names: Iterable[bytes] | None = None) -> set[bytes]:
+        """Return the services of workers that have other services, too; `names`: only of these."""
+        return {name for name, service in self._broker.core.some_services(names) if service.joint_groups}
 
     def full(self) -> bool:
         """Return whether it should get no more large answers for now. Any thread may call this."""
@@ -391,9 +391,10 @@ class Broker(CoreRunner[BrokerCore]):
         default all. Any thread may call this."""
         self._soon(self.core.send_on, most)
 
-    def workers(self) -> dict[bytes, int]:
-        """Return the number of workers of each service that has any. Any thread may call this."""
-        services = self.core.services.copy().items()
+    def workers(self, names: Iterable[bytes] | None = None) -> dict[bytes, int]:
+        """Return the number of workers of each service that has any; `names`: only of these. Any thread may call
+        this."""
+        services = self.core.some_services(names)
         return {name: count for name, service in services if service.groups and (count := service.workers)}
 
     def worker_reports(self, most: int) -> tuple[list[WorkerReport], int]:
@@ -490,7 +491,7 @@ class Broker(CoreRunner[BrokerCore]):
             for local in self._locals:
                 local.flush()
         core.peers = len(self._connections)
-        return self._connections.has_input
+        return bool(self._connections.ready)
 
     def flush(self, now: float) -> None:
         """Hand batches to integrated services and messages to peers, until neither makes more of the other."""
@@ -504,8 +505,7 @@ class Broker(CoreRunner[BrokerCore]):
                     core.withhold(local, now)
             output = core.take_output()
             more = bool(output) and self._send(output, now)
-        self._connections.flush(now)
-        for connection, _ in self._connections.take_ended():
+        for connection, _ in self._connections.flush():
             core.lost(connection.peer, now)
         for local in self._locals:
             if local.inbox:

@@ -164,8 +164,8 @@ class Connections:
         self._dirty: dict[PeerConnection, None] = {}
         """Connections with output."""
         self._arrived: list[Arrival] = []
-        self._ready: dict[int, int] = {}
-        """Descriptors with input or room for output, and these events."""
+        self.ready: dict[int, int] = {}
+        """Descriptors with input or room for output, and these events; `take` handles them."""
         self._paused = False
         self._accept_at: float | None = None
         """When to accept connections again; None: now."""
@@ -194,19 +194,14 @@ class Connections:
 
     # -- input -----------------------------------------------------------------------------------------------
 
-    @property
-    def has_input(self) -> bool:
-        """Whether `take` would find something."""
-        return bool(self._ready)
-
     def take(self, now: float) -> list[Arrival]:
         """Read what has come. Return messages and ended connections in order."""
-        ready = [*self._ready.items()]
-        self._ready.clear()
+        ready = [*self.ready.items()]
+        self.ready.clear()
         handshaking, accepting = [], []
         for at, (descriptor, events) in enumerate(ready):
             if len(self._arrived) >= MAX_MESSAGES:
-                self._ready.update(ready[at:])
+                self.ready.update(ready[at:])
                 for unread, _ in ready[at:]:
                     if (connection := self._connections.get(unread)) is not None:
                         connection.heard_at = now  # it is not silent
@@ -240,20 +235,20 @@ class Connections:
         if paused is self._paused:
             return
         self._paused = paused
-        self._ready.clear()
+        self.ready.clear()
         for descriptor in self._listeners:
             self._watch(descriptor, _READ)
         for connection in self._connections.values():
             self._watch_connection(connection)
             if not paused and connection.protocol.has_more:
-                self._ready[connection.descriptor] = _READ
+                self.ready[connection.descriptor] = _READ
 
     def _watch(self, descriptor: int, events: int) -> None:
         """Wait for events of a descriptor; while paused, not for input."""
         if self._paused:
             events &= ~_READ
         if events:
-            self._loop.watch(descriptor, self._channel, self._ready, events)
+            self._loop.watch(descriptor, self._channel, self.ready, events)
         else:
             self._loop.unwatch(descriptor)
 
@@ -331,7 +326,7 @@ class Connections:
         data = b""
         if connection.ending_at is not None or not protocol.has_more:
             try:
-                data = connection.stream.recv(MAX_READ_LARGE if protocol.lacks_much else MAX_READ)
+                data = connection.stream.recv(MAX_READ_LARGE if connection in self._receiving else MAX_READ)
             except (BlockingIOError, InterruptedError):
                 return
             except OSError:
@@ -351,11 +346,11 @@ class Connections:
             elif isinstance(event, ConnectionFailed):
                 self._failed(connection, event, now)
         if protocol.has_more:
-            self._ready[connection.descriptor] = _READ
+            self.ready[connection.descriptor] = _READ
         held = protocol.held
         if held > MIN_HELD or connection in self._receiving:
             self._hold(connection, held, now)
-        if protocol.has_output:
+        if protocol.output:
             if connection.unsent_bytes > MAX_QUEUED:  # answers to PINGs of a peer that reads nothing
                 self._close(connection)
             else:
@@ -461,14 +456,16 @@ class Connections:
         connection = self.of(peer)
         return connection is not None and connection.unsent_bytes > MAX_QUEUED
 
-    def flush(self, now: float) -> None:
-        """Write the output of all connections."""
+    def flush(self) -> list[Arrival]:
+        """Write the output of all connections. Return those that ended since `take`."""
         dirty, self._dirty = self._dirty, {}
         for connection in dirty:
             if not connection.waits_to_write:
                 self._write(connection)
             else:
                 self._collect(connection)
+        ended, self._arrived = self._arrived, []
+        return ended
 
     def _collect(self, connection: PeerConnection) -> None:
         output = connection.protocol.take_output()
@@ -479,7 +476,7 @@ class Connections:
         self.queued.count(connection, size)
 
     def _write(self, connection: PeerConnection) -> None:
-        if connection.protocol.has_output:
+        if connection.protocol.output:
             if not connection.unsent:
                 output = connection.protocol.take_output()
                 if len(output) > 1 and sum(map(len, output)) <= MAX_WRITE:
@@ -535,7 +532,7 @@ class Connections:
         self._ended(connection)
         connection.ending_at = self._ending[connection] = now + LINGER
         self._dirty[connection] = None
-        if not connection.unsent and not connection.protocol.has_output:
+        if not connection.unsent and not connection.protocol.output:
             self._shut_down(connection)
 
     @staticmethod
@@ -573,11 +570,6 @@ class Connections:
         self._dirty.pop(connection, None)
         self.queued.count(connection, -connection.unsent_bytes)
         connection.unsent.clear()
-
-    def take_ended(self) -> list[Arrival]:
-        """Return the connections that ended since `take`."""
-        arrived, self._arrived = self._arrived, []
-        return arrived
 
     def tick(self, now: float) -> None:
         """Close connections past their deadline, and accept again."""

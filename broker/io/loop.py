@@ -362,10 +362,11 @@ class Loop:
             if not self._calls and not self._touched:
                 break
         served, self._served = self._served, {}
-        for channel in served:
-            self._check(channel)
-        for channel in self._restless:
-            self._check(channel)
+        for channel in (*served, *self._restless):  # no poll reports what has come while a channel had its turn
+            if channel.changed():
+                self._changed[channel] = None
+            elif channel not in self._unread and self._poller.has_input(channel):
+                self._unread[channel] = None
 
     def _take_turns(self, now: float) -> None:
         """Run the functions of `call`, then give the channels a turn, resting ones first: what they make others send
@@ -387,13 +388,6 @@ class Loop:
         for channel in list(self._restless):  # one may add another, or remove it
             if channel in self._restless:
                 self._restless[channel] = self._serve(channel, now)
-
-    def _check(self, channel: Channel) -> None:
-        """Check for input that no poll would report, after a channel had a turn."""
-        if channel.changed():
-            self._changed[channel] = None
-        elif channel not in self._unread and self._poller.has_input(channel):
-            self._unread[channel] = None
 
     @staticmethod
     def _serve(channel: Channel, now: float) -> float | None:

@@ -150,9 +150,10 @@ class Connection:
         self._peers = peers
         self._curve = curve
         self._limits = limits
-        self._output: list[Buffer] = [b"\xff" + bytes(8) + b"\x7f\x03"]
+        self.output: list[Buffer] = [b"\xff" + bytes(8) + b"\x7f\x03"]
+        """What `take_output` returns."""
         self.output_bytes = 0
-        """Bytes of messages in the output."""
+        """Bytes of messages in it."""
         self._greeting = b""
         """The part of the peer's greeting that was received."""
         self._greeted = False
@@ -168,14 +169,9 @@ class Connection:
 
     # -- what is sent ----------------------------------------------------------------------------------------
 
-    @property
-    def has_output(self) -> bool:
-        """Whether there is output to send."""
-        return bool(self._output)
-
     def take_output(self) -> list[Buffer]:
         """Return the buffers to send, in this order. Large bodies are not copied."""
-        output, self._output = self._output, []
+        output, self.output = self.output, []
         self.output_bytes = 0
         return output
 
@@ -204,11 +200,11 @@ class Connection:
             buffers = encode(frames)
             for buffer in buffers:
                 self.output_bytes += len(buffer)
-            self._output += buffers
+            self.output += buffers
             return
         sealed = self._curve.seal(frames)
         self.output_bytes += len(sealed)
-        self._output.append(sealed)
+        self.output.append(sealed)
 
     def ping(self, ttl: float = 0.0, context: bytes = b"") -> bool:
         """Send PING; False if the version of the protocol has none. `ttl`: seconds, see `Ping`."""
@@ -224,7 +220,7 @@ class Connection:
 
     def _send_handshake(self, name: bytes, data: bytes) -> None:
         body = command_body(name, data)
-        self._output.append(header(COMMAND, len(body)) + body)
+        self.output.append(header(COMMAND, len(body)) + body)
 
     def _send_traffic(self, name: bytes, data: bytes) -> None:
         """Send a command after the handshake."""
@@ -233,19 +229,14 @@ class Connection:
         else:
             sealed = self._curve.seal_command(INNER_COMMAND, command_body(name, data))
             self.output_bytes += len(sealed)
-            self._output.append(sealed)
+            self.output.append(sealed)
 
     # -- what is received ------------------------------------------------------------------------------------
 
     @property
-    def lacks_much(self) -> bool:
-        """Whether a large frame is being received."""
-        return self._reader.lacks_much
-
-    @property
     def held(self) -> int:
         """Bytes kept of an incomplete message."""
-        return self._reader.held + self._size
+        return self._reader.size + self._reader.large + self._size
 
     def receive(self, data: bytes, most: int = sys.maxsize) -> list[Event]:
         """Return the events in these bytes. The chunks may be split anywhere. After `most` messages and commands it
@@ -310,7 +301,7 @@ class Connection:
         if not self._greeted:
             self._greeted = True
             introduction = bytes((SOCKET_TYPES.index(self._socket_type), 0, len(self._identity)))
-            self._output.append(introduction + self._identity)
+            self.output.append(introduction + self._identity)
         if len(data) > 12 and data[12]:
             raise ZmtpFault(Failure.HANDSHAKE, "the identity is not a short frame")
         if len(data) < 14 or len(data) < 14 + data[13]:
@@ -327,7 +318,7 @@ class Connection:
         as_server = self._curve is not None
         if not self._greeted:
             self._greeted = True
-            self._output.append(b"\x01" + mechanism.ljust(20, b"\0") + bytes((as_server,)) + bytes(31))
+            self.output.append(b"\x01" + mechanism.ljust(20, b"\0") + bytes((as_server,)) + bytes(31))
         if len(data) < GREETING_SIZE:
             return b""
         # With a later version, use the highest that both ends know.

@@ -102,24 +102,14 @@ class FrameReader:
         """A large frame: the received parts of its body, and the missing bytes."""
         self._flags = 0
         """Flags of that frame."""
-        self._large = 0
+        self.large = 0
         """The received bytes of its body."""
         self.frames: list[bytes] = []
         """Received frames of the incomplete message."""
-        self._size = 0
+        self.size = 0
         """Their bytes."""
         self._skipped = 0
         """Discarded frames of an oversized message; 0: none is being discarded."""
-
-    @property
-    def lacks_much(self) -> bool:
-        """Whether a large frame is being received."""
-        return self._missing > 0
-
-    @property
-    def held(self) -> int:
-        """Bytes of the incomplete message: its complete frames, and what was received of a large one."""
-        return self._size + self._large
 
     def feed(self, data: bytes) -> None:
         """Add received bytes."""
@@ -127,7 +117,7 @@ class FrameReader:
             part = data[: self._missing]
             self._parts.append(part)
             self._missing -= len(part)
-            self._large += len(part)
+            self.large += len(part)
             self._data, self._at = data, len(part)
         elif self._at < len(self._data):
             self._data, self._at = self._data[self._at :] + data, 0
@@ -141,12 +131,12 @@ class FrameReader:
             if self._missing:
                 return None
             flags, body = self._flags, b"".join(self._parts)
-            self._parts, self._large = [], 0
+            self._parts, self.large = [], 0
             if flags & COMMAND or not self.is_open:
                 return Frame(flags, body)
             self._add(flags, body, messages)
         data, at, end = self._data, self._at, len(self._data)
-        frames, size = self.frames, self._size
+        frames, size = self.frames, self.size
         max_message, max_frames = self._limits.max_message, self._limits.max_frames
         try:
             while end - at >= 2 and len(messages) < most:
@@ -180,7 +170,7 @@ class FrameReader:
                 if stop > end:
                     if stop - end > LARGE:
                         self._flags, self._parts, self._missing = flags, [data[begin:]], stop - end
-                        self._large = end - begin
+                        self.large = end - begin
                         at = end
                     return None
                 at = stop
@@ -195,17 +185,17 @@ class FrameReader:
                     frames, size = [], 0
             return None
         finally:
-            self._at, self.frames, self._size = at, frames, size
+            self._at, self.frames, self.size = at, frames, size
 
     def _add(self, flags: int, body: bytes, messages: list[list[bytes]]) -> None:
         if self._skipped:
             self._skipped = self._limits.skip(self._skipped, flags)
             return
         self.frames.append(body)
-        self._size += len(body)
+        self.size += len(body)
         if not flags & MORE:
             messages.append(self.frames)
-            self.frames, self._size = [], 0
+            self.frames, self.size = [], 0
 
 
 def header(flags: int, size: int) -> bytes:

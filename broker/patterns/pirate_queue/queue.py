@@ -71,14 +71,14 @@ class PirateQueue(CoreRunner[PirateQueueCore]):
             for connection, frames in connections.take(now):
                 if isinstance(frames, list) and isinstance(connection.peer, bytes):
                     self.core.receive(At(side, connection.peer), frames, now)
-        return any(connections.has_input for connections in self._sides.values())
+        return any(connections.ready for connections in self._sides.values())
 
     def flush(self, now: float) -> None:
         """Send until there is nothing more: what one worker could not be sent goes to another."""
         while output := self.core.take_output():
             self._send(output, now)
         for connections in self._sides.values():
-            connections.flush(now)
+            connections.flush()
 
     def _send(self, output: list[Output], now: float) -> None:
         for peer, frames in output:

@@ -182,14 +182,14 @@ class Server(CoreRunner[Replier]):
             if isinstance(frames, list):
                 self.core.receive(connection.peer, frames, now)
                 self._hand_over(now)
-        return self._connections.has_input
+        return bool(self._connections.ready)
 
     def flush(self, now: float) -> None:
         for peer, frames in self.core.take_output():
             assert frames is not None
             with suppress(PeerGone):  # or the client does not read
                 self._connections.send(peer, frames)
-        self._connections.flush(now)
+        self._connections.flush()
         self._connections.pause(self._leaving or self.in_hand >= MOST_IN_HAND)
         if self._leaving and not self.in_hand:
             self.loop.stop()
