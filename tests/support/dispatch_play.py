@@ -212,10 +212,11 @@ class Play:
             assert backlog.known == known[name]
             assert backlog.in_flight == in_flight[name]
             assert backlog.abandoned == sum(service == name for _, service in self.lingering)
-            assert not backlog.idle
+            assert backlog.waiting or backlog.known or backlog.abandoned
             assert (name in core.backlogs.fetchable) == backlog.fetchable
-            assert (name in core.backlogs.absent) == (backlog.lacks_workers and backlog.room == 0)
-            to_ask = backlog.lacks_workers and not (core.backlogs.surveys and name in core.backlogs.absent)
+            lacks_workers = backlog.waiting and not backlog.asked and not backlog.vacant
+            assert (name in core.backlogs.absent) == (lacks_workers and backlog.room == 0)
+            to_ask = lacks_workers and not (core.backlogs.surveys and name in core.backlogs.absent)
             assert (("ask", name) in core.timers) == to_ask or core.stopping
         assert core.backlogs.absent.keys() <= core.backlogs.keys()
         assert core.backlogs.fetchable.keys() <= core.backlogs.keys()
@@ -231,17 +232,17 @@ class Play:
         queue = sorted(self.queue.get(fetch.service, []), key=lambda name: self.key(fetch.service, name))
         rows = [name for name in queue if fetch.after is None or self.key(fetch.service, name) > fetch.after]
         rows = [name for name in rows if name not in self.core.flights]
+        more = len(rows) > fetch.limit
         del rows[fetch.limit :]
         for at, name in enumerate(rows):
             if name in self.damaged:
                 if at == 0:
                     self.core.damaged(fetch.service, name, "damaged", self.now)
                     return
-                rows = rows[:at]
+                rows, more = rows[:at], True
                 break
-        self.core.fetched(
-            fetch.service, [self.row(fetch.service, name) for name in rows], self.now, int(self.now * 1e6)
-        )
+        found = [self.row(fetch.service, name) for name in rows]
+        self.core.fetched(fetch.service, found, self.now, int(self.now * 1e6), more=more)
 
     def key(self, service: bytes, name: bytes) -> bytes:
         """Its place in the queue."""

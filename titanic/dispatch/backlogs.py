@@ -163,16 +163,6 @@ class Backlog:
         there is no hurry: to read many from the store costs little more than to read one."""
         return self.waiting and self.free > self.ahead // 4
 
-    @property
-    def lacks_workers(self) -> bool:
-        """Whether it waits for (more) workers than are known, and has to be asked for."""
-        return self.waiting and not self.asked and not self.vacant
-
-    @property
-    def idle(self) -> bool:
-        """Whether there is nothing to remember."""
-        return not self.waiting and not self.known and not self.abandoned
-
     def ended(self, now: float, most_ahead: int, seconds: float = AHEAD) -> bool:
         """An attempt is over. As many may be sent ahead as are done in so many seconds; True when that number
         changed."""
@@ -226,7 +216,7 @@ class Backlogs(dict[bytes, Backlog]):
         """Those for which the store is to be read, in the order of their turns."""
         self.absent: dict[bytes, Backlog] = {}
         """Those that wait for their first worker."""
-        self.joint: Collection[bytes] = frozenset()
+        self.joint: set[bytes] = set()
         """Services whose workers have other services, too, as the broker said last."""
         self.paused: Collection[bytes] = frozenset()
         """Paused services: none of their requests may start."""
@@ -279,7 +269,7 @@ class Backlogs(dict[bytes, Backlog]):
             self.fetchable[name] = backlog
         else:
             self.fetchable.pop(name, None)
-        lacks_workers = backlog.lacks_workers
+        lacks_workers = backlog.waiting and not backlog.asked and not backlog.vacant
         absent = lacks_workers and backlog.room == 0
         if not absent:
             if self.absent.pop(name, None) is not None and not self.absent:
@@ -296,7 +286,7 @@ class Backlogs(dict[bytes, Backlog]):
         elif backlog.to_ask:
             self.timers.cancel(("ask", name))
             backlog.to_ask = False
-        if backlog.idle:
+        if not (backlog.waiting or backlog.known or backlog.abandoned):
             del self[name]
 
     # -- what happened ---------------------------------------------------------------------------------------

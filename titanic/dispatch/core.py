@@ -170,15 +170,16 @@ class DispatchCore:
 
     # -- what happened ---------------------------------------------------------------------------------------
 
-    def fetched(self, name: bytes, rows: Sequence[ReadyRow], now: float, wall_us: int) -> None:
-        """Take what the store had for a `Fetch`: perhaps fewer than requested; none when there are no more.
+    def fetched(self, name: bytes, rows: Sequence[ReadyRow], now: float, wall_us: int, *, more: bool = True) -> None:
+        """Take what the store had for a `Fetch`: perhaps fewer than requested; none when there are no more. `more`:
+        whether there may be some behind them.
 
         `wall_us` is the time of day. Requests past their TTL expire here and take no worker's place.
         """
         backlog = self.backlogs.get(name)
         if backlog is None:
             return
-        backlog.waiting = bool(rows)
+        backlog.waiting = bool(rows) and more
         late = 0
         for row in rows:
             if 0 < row.expires_at <= wall_us and not self.stopping:
@@ -190,6 +191,7 @@ class DispatchCore:
                 backlog.cursor = row.key
                 self._begin(row, backlog, now, wall_us)
             else:
+                backlog.waiting = True
                 break
         backlog.late = min(LATE_MOST, 2 * late)
         self.backlogs.fetchable.pop(name, None)  # the others have their turns before it has the next one

@@ -142,10 +142,9 @@ class LocalFetch:
                         self._damage.failed(damage)
                         self._core.damaged(service, damage.uuid, str(damage), now)
                     else:
-                        left -= _bytes(rows)
-                        if self._held:
-                            rows = [row for row in rows if row.uuid not in self._held]
-                        self._core.fetched(service, rows, now, sure_us)
+                        left -= sum(map(len, chain.from_iterable([row.body for row in rows])))
+                        found = [row for row in rows if row.uuid not in self._held] if self._held else rows
+                        self._core.fetched(service, found, now, sure_us, more=rows.more)
             self._unread.recovered()
         except StoreError as error:
             self._unread.failed(error)
@@ -162,7 +161,3 @@ def ready_row(transaction: ReadTransaction, uuid: bytes) -> tuple[bytes, ReadyRo
     key = one.service + b"\0" + bytes([9 - one.priority]) + uuid
     past = now.attempts, one.body, one.max_attempts, now.expires_at, one.options, one.key, now.deliveries
     return one.service, ReadyRow(key, uuid, *past)
-
-
-def _bytes(rows: Sequence[ReadyRow]) -> int:
-    return sum(map(len, chain.from_iterable([row.body for row in rows])))

@@ -83,6 +83,11 @@ class Maintenance:
         self._readers_incident = Incident(log, "check for readers")
         self._sync_incident = Incident(log, "sync the store")
 
+    @property
+    def kept_us(self) -> int:
+        """For how long a successful request is kept, unless its options say, in µs; LONGEST_ALARM if for ever."""
+        return self.config.retention.reply_retention or int(LONGEST_ALARM * 1e6)
+
     def begin(self) -> None:
         """Do what is due."""
         self._writer.enqueue(MaintenanceWrite(self, STEP))
@@ -156,9 +161,8 @@ class Maintenance:
         self.core.set_alarm(None if due_us is None else self._alarm_for(due_us))
 
     def hasten_alarm(self, due_us: int) -> None:
-        """Bring the alarm forward to `due_us`; what was due earlier still is. (A wrong clock may have delayed it, as
-        in `refresh_alarm`; but then the alarm is set already.)"""
-        self.core.hasten_alarm(self._alarm_for(due_us))
+        """Bring the alarm forward to `due_us`; what was due earlier still is."""
+        self.core.hasten_alarm(self._alarm_for(due_us if self.clock_jumps.unchecked is None else 0))
 
     def _alarm_for(self, due_us: int) -> float:
         return time.monotonic() + min(LONGEST_ALARM, max(SHORTEST_ALARM, (due_us - self.now_us()) / 1e6))

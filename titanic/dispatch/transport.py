@@ -446,8 +446,15 @@ class LocalTransport(OwnBrokerTransport):
         except KeyError:  # it has just been answered
             return None
 
-    def survey(self, now: float) -> None:
+    def ask_presence(self, names: Sequence[bytes], now: float) -> None:
         """No question need be sent: the broker is here."""
+        workers, held = self.peer.workers(names), self.peer.held()
+        self._core.backlogs.joint.difference_update(names)
+        self._core.backlogs.joint |= self.peer.joint(names)
+        for name in names:
+            self._core.present(name, workers.get(name, 0) + held.get(name, 0), now)
+
+    def survey(self, now: float) -> None:
         self._core.backlogs.joint = self.peer.joint()
         self._present(self.peer.workers(), self.peer.held(), now)
 

@@ -43,7 +43,7 @@ from titanic.store.records import (
     Page,
     Pending,
     QueueFigures,
-    ReadyRow,
+    ReadyRows,
     Retention,
     Space,
     StoreReader,
@@ -154,7 +154,7 @@ class ReadTransaction(Protocol):
 
     def next_ready(
         self, service: bytes, after: bytes | None, limit: int, max_bytes: int, skip: Container[bytes] = ()
-    ) -> list[ReadyRow]:
+    ) -> ReadyRows:
         """The next requests of a service: highest priority first, then oldest first.
 
         Begins behind the row whose key is `after`, or at the front. Ends at `limit` rows or when their records come to

@@ -39,6 +39,7 @@ from titanic.store.records import (
     Pending,
     QueueFigures,
     ReadyRow,
+    ReadyRows,
     Retention,
     Space,
     StoreReader,
@@ -185,8 +186,8 @@ class MemoryReadTransaction:
 
     def next_ready(
         self, service: bytes, after: bytes | None, limit: int, max_bytes: int, skip: Container[bytes] = ()
-    ) -> list[ReadyRow]:
-        found: list[ReadyRow] = []
+    ) -> ReadyRows:
+        found = ReadyRows()
         queue, size = self.tables.ready.get(service, []), 0
         for at in range(0 if after is None else bisect_right(queue, after), len(queue)):
             key = queue[at]
@@ -195,9 +196,10 @@ class MemoryReadTransaction:
             row = self.tables.requests[key[-SIZE:]]
             size += row.size
             if len(found) >= limit or (found and size > max_bytes):
-                break
+                return found
             new, tried = row.new, (row.attempts, [*row.new.body], row.new.max_attempts, row.expires_at)
             found.append(ReadyRow(key, row.uuid, *tried, new.options, new.key, row.deliveries, new.not_before))
+        found.more = False
         return found
 
     def ahead_of(

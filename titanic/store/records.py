@@ -56,6 +56,12 @@ class ReadyRow(NamedTuple):
     """When it could begin at the earliest, as it was submitted."""
 
 
+class ReadyRows(list[ReadyRow]):
+    """What `next_ready` has read. `more`: whether there may be more in the queue."""
+
+    more = True
+
+
 def priority_in(key: bytes) -> int:
     """The priority in the `key` of a ReadyRow."""
     return 9 - key[-SIZE - 1]

@@ -192,6 +192,19 @@ def test_100000_requests_for_an_absent_service_are_never_touched() -> None:
     assert play.asked.count("absent") == 1
 
 
+def test_a_queue_that_was_read_to_its_end_is_read_again_when_something_has_come() -> None:
+    play = at_work("a", "b", workers=3)
+    assert (play.fetches, play.asked) == (1, ["echo"])
+    play.reply("a", b"")
+    play.later_by(60)
+    assert (play.fetches, play.asked) == (1, ["echo"])
+    play.submit("echo", "c", "d", "e")
+    play.go()
+    assert play.sent == ["a", "b", "c", "d"]
+    play.reply("b", b"")
+    assert play.sent == ["a", "b", "c", "d", "e"]
+
+
 def test_10000_absent_services_cost_a_round_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     play = Play()
     for number in range(10_000):
@@ -210,7 +223,7 @@ def test_10000_absent_services_cost_a_round_nothing(monkeypatch: pytest.MonkeyPa
 
         return property(look)
 
-    for name in ("free", "fetchable", "lacks_workers", "idle"):
+    for name in ("free", "fetchable", "vacant"):
         monkeypatch.setattr(backlogs.Backlog, name, counted(getattr(backlogs.Backlog, name)))
     monkeypatch.setattr(play, "check", lambda: None)
     for name in names("e", 200):

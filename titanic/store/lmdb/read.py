@@ -18,7 +18,7 @@ from titanic.store.lmdb.record import verify
 from titanic.store.lmdb.request_record import row_key
 from titanic.store.lmdb.schema import PAGE, due_of, odd_row, unpack, uuid_of
 from titanic.store.lmdb.transaction import Reading
-from titanic.store.records import Counts, Load, Outcome, Pending, QueueFigures, ReadyRow, Retention, Space
+from titanic.store.records import Counts, Load, Outcome, Pending, QueueFigures, ReadyRow, ReadyRows, Retention, Space
 from titanic.store.request import StoredRequest
 from titanic.store.service_settings import ServiceSettings
 from titanic.store.states import State
@@ -69,19 +69,20 @@ def holders(tx: Reading, keys: Sequence[bytes], owner: bytes = b"") -> dict[byte
 
 def next_ready(
     tx: Reading, service: bytes, after: bytes | None, limit: int, max_bytes: int, skip: Container[bytes] = ()
-) -> list[ReadyRow]:
+) -> ReadyRows:
     """What the service is to do next: oldest first within a priority, higher priorities before."""
-    rows: list[ReadyRow] = []
+    rows = ReadyRows()
     txn, requests = tx.raw, tx.db.requests
     prefix = service + b"\0"
     size = 0
     cursor = txn.cursor(tx.db.ready)
-    if not cursor.set_range(after or prefix):
-        return rows
-    for view in cursor.iternext(keys=True, values=False):
+    there = cursor.set_range(after or prefix)
+    for view in cursor.iternext(keys=True, values=False) if there else ():
         key = bytes(view)
-        if len(rows) >= limit or not key.startswith(prefix):
+        if not key.startswith(prefix):
             break
+        if len(rows) >= limit:
+            return rows
         if key == after:
             continue
         uuid = uuid_of(key)
@@ -95,18 +96,19 @@ def next_ready(
             header = request_record.decode_header(uuid, record)
             size += header.size
             if rows and size > max_bytes:
-                break
+                return rows
             body = request_record.decode_body(uuid, record, header, tx.fetch)
             past = tx.past(uuid)
         except RecordCorrupt:
             if rows:
-                break
+                return rows
             raise
         expires_at = expiry(header.expires_at, past)
         attempts, deliveries = (past.attempts, past.deliveries) if past else (0, 0)
         most = header.max_attempts
         known = header.options, header.key, deliveries, header.not_before
         rows.append(ReadyRow(key, uuid, attempts, body, most, expires_at, *known))
+    rows.more = False
     return rows
 
 

@@ -27,6 +27,7 @@ from titanic.store.records import (
     Pending,
     QueueFigures,
     ReadyRow,
+    ReadyRows,
     Retention,
     Space,
     StoreReader,
@@ -143,7 +144,7 @@ _FIRST_TIMES = f"""{_FIRST_DUE},
 
 def next_ready(
     tx: SnapshotReader, service: bytes, after: bytes | None, limit: int, max_bytes: int, skip: Container[bytes] = ()
-) -> list[ReadyRow]:
+) -> ReadyRows:
     """What the service is to do next: oldest first within a priority, higher priorities before."""
     place = (after[-SIZE - 1], after[-SIZE:].hex()) if after else _FRONT
     uuids: list[bytes] = []
@@ -154,9 +155,9 @@ def next_ready(
             break
         place = (found[-1][0], found[-1][1].hex())
     if not uuids:
-        return []
+        return ReadyRows()
     rows = tx.fetch(_ROWS, ids(uuids[:limit]), max_bytes)
-    return [ready_row(service, *row) for row in rows]
+    return ReadyRows(ready_row(service, *row) for row in rows)
 
 
 def ready_row(
