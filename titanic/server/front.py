@@ -9,11 +9,11 @@ Each has one loop in one thread, in which the dispatcher runs too.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
-from broker import Access, Loop, WorkerReport
+from broker import Access, Broker, Loop
 from titanic import server
 from titanic.dispatch.dispatcher import Dispatcher
 from titanic.dispatch.transport import LocalTransport
@@ -37,6 +37,8 @@ class Front(Protocol):
 
     loop: Loop
     """The loop that handles asks, and runs the dispatcher."""
+    broker: Broker | None = None
+    """The broker in this process; None: it is separate."""
     endpoints: tuple[str, ...]
     """The endpoints for clients, with real ports."""
     gathers: tuple[str, ...] = ()
@@ -64,26 +66,8 @@ class Front(Protocol):
         """Stop gathering; requests that were received get `patience` seconds to be stored."""
         return
 
-    def wind_down(self, *, ending: bool = False) -> None:
-        """Stop dispatching, and redirect workers to other nodes as they become free. Any thread may call it. (Workers
-        of a separate broker stay there.) `ending`: as before `end_soon`."""
-        return
-
     def end_soon(self) -> None:
         """Send workers away that return with their requests, and take in what they have said before."""
-        return
-
-    @property
-    def wound_down(self) -> bool:
-        """Whether no worker is left after `wind_down`."""
-        return True
-
-    def cut_off(self, cut_off: bool) -> None:
-        """Redirect idle workers to other nodes while this one cannot serve. Any thread may call it, and `send_on`."""
-        return
-
-    def send_on(self, most: int | None = None) -> None:
-        """Redirect idle workers that have other endpoints: so many at most, by default all of them."""
         return
 
     def stop(self) -> None:
@@ -101,50 +85,28 @@ class Front(Protocol):
     def threads(self) -> dict[str, CallInThread]:
         """Its threads by name, each with a function that calls another one in the thread."""
 
-    def source_of(self, ask: Any) -> bytes:
-        """The IP address of an ask's sender; empty: unknown. Any thread may call it."""
-        return b""
-
-    def workers(self) -> dict[bytes, int] | None:
-        """The number of workers by service; None: unknown, the broker is separate."""
-        return None
-
-    def worker_reports(self, most: int) -> tuple[list[WorkerReport], int] | None:
-        """The workers by process, as `Broker.worker_reports`; None: unknown, the broker is separate."""
-        return None
-
-    def departed(self, service: bytes) -> tuple[str, float] | None:
-        """As `Broker.departed`; None: unknown."""
-        return None
-
     def gathered(self) -> dict[str, int]:
         """The number of gathered messages: "stored", "dropped" and "waiting"."""
-        return {}
-
-    def counters(self) -> Mapping[str, int] | None:
-        """The integrated broker's counters."""
-        return None
-
-    def refusals(self) -> Mapping[tuple[str, str], int]:
-        """The integrated broker's refusals by user and action."""
         return {}
 
 
 class IntegratedFront(Front):
     """A front with a broker in this process; its loop passes batches to the services."""
 
+    broker: Broker
+
     def __init__(self, config: ServerConfig, control: ServerAccess | None) -> None:
         """Bind the endpoints. Raises broker.EndpointError, AccessError, or broker.patterns.MissingDrafts."""
         self.most_body = config.wire.max_body
-        self._broker = new_broker(config.wire, control, open=config.open)
+        self.broker = here = new_broker(config.wire, control, open=config.open)
         self._gathering: server.GatherEndpoints | None = None
-        self.loop = self._broker.loop
-        self.send_answers = self._broker.reply
-        self.congested = self._broker.congested
+        self.loop = here.loop
+        self.send_answers = here.reply
+        self.congested = here.congested
         try:
-            self.endpoints = tuple(self._broker.bind(endpoint) for endpoint in config.bind)
+            self.endpoints = tuple(here.bind(endpoint) for endpoint in config.bind)
             if config.gather:
-                self._gathering = server.GatherEndpoints(self._broker, config.gather, control, open=config.open)
+                self._gathering = server.GatherEndpoints(here, config.gather, control, open=config.open)
                 self.gathers = self._gathering.endpoints
         except BaseException:
             self.stop()
@@ -153,7 +115,7 @@ class IntegratedFront(Front):
             control.warn_of_unbound((*config.bind, *config.gather))
 
     def start(self, dispatcher: Dispatcher, handle_batch: HandleBatch) -> None:
-        here = self._broker
+        here = self.broker
         here.note_refusals(dispatcher.audit)
         for name in tsp.SERVICES:
             here.integrate(name, partial(handle_batch, name), room=tsp.ROOM)
@@ -176,7 +138,7 @@ class IntegratedFront(Front):
             self._gathering.start()
 
     def reload(self, access: Access) -> None:
-        self._broker.reload(access)
+        self.broker.reload(access)
         if self._gathering is not None:  # after the broker, which compares with the previous users
             self.loop.call(self._gathering.reload, access)
 
@@ -185,53 +147,22 @@ class IntegratedFront(Front):
             self._gathering.stop(patience)
 
     def end_soon(self) -> None:
-        self._broker.end_soon()
+        self.broker.end_soon()
         until = time.monotonic() + PARTING
-        while self._broker.alive and self._broker.has_keepers and time.monotonic() < until:
+        while self.broker.alive and self.broker.has_keepers and time.monotonic() < until:
             time.sleep(0.005)
-
-    def wind_down(self, *, ending: bool = False) -> None:
-        self._broker.wind_down(ending=ending)
-
-    @property
-    def wound_down(self) -> bool:
-        return not self._broker.workers()
-
-    def cut_off(self, cut_off: bool) -> None:
-        self._broker.cut_off(cut_off)
-
-    def send_on(self, most: int | None = None) -> None:
-        self._broker.send_on(most)
 
     def stop(self) -> None:
         if self._gathering is not None:
             self._gathering.stop(LAST)
-        self._broker.stop()
+        self.broker.stop()
 
     @property
     def alive(self) -> bool:
-        return self._broker.alive and (self._gathering is None or self._gathering.alive)
-
-    def source_of(self, ask: Any) -> bytes:
-        return self._broker.source_of(ask)
-
-    def workers(self) -> dict[bytes, int]:
-        return self._broker.workers()
-
-    def worker_reports(self, most: int) -> tuple[list[WorkerReport], int]:
-        return self._broker.worker_reports(most)
-
-    def departed(self, service: bytes) -> tuple[str, float] | None:
-        return self._broker.departed(service)
+        return self.broker.alive and (self._gathering is None or self._gathering.alive)
 
     def gathered(self) -> dict[str, int]:
         return {} if self._gathering is None else self._gathering.counts()
 
-    def counters(self) -> Mapping[str, int]:
-        return self._broker.counters()
-
-    def refusals(self) -> Mapping[tuple[str, str], int]:
-        return self._broker.refusals()
-
     def threads(self) -> dict[str, CallInThread]:
-        return {"broker": self._broker.loop.call}
+        return {"broker": self.broker.loop.call}

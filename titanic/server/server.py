@@ -20,7 +20,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from broker import Access, WorkerReport
 from titanic import cluster
@@ -122,7 +122,9 @@ class Server:
         self._refusals = Refusals(audit=self._audit)
         self.shares = self.store.remote
         """Whether other nodes may share the store."""
-        self.source_of, self.congested = self.front.source_of, self.front.congested
+        self.broker = self.front.broker
+        """The broker in this process; None: it is separate."""
+        self.congested = self.front.congested
         self._reader = Reader(self.store, self._refusals, self, self._audit)
         front, store, writer, reader = self.front, self.store, self.writer, self._reader
         parts = config, store, writer, reader, front.send_answers, front.loop, front.most_waiters
@@ -208,7 +210,8 @@ class Server:
             self._refuse()
             dispatcher.call(node.drain)
             dispatcher.call(dispatcher.waiters.dismiss, DRAINING)
-            self.front.wind_down(ending=ending)
+            if self.broker is not None:  # workers of a separate broker stay there
+                self.broker.wind_down(ending=ending)
 
     def cut_off_changed(self) -> None:
         """Send clients and idle workers to other nodes while this one is cut off. Called in the loop's thread."""
@@ -217,7 +220,8 @@ class Server:
             self._refuse()
             if node.cut_off:
                 self.dispatcher.waiters.send_away(CUT_OFF)
-            self.front.cut_off(node.cut_off)
+            if self.broker is not None:
+                self.broker.cut_off(node.cut_off)
 
     def _refuse(self) -> None:
         cut_off = self.node is not None and self.node.cut_off
@@ -235,7 +239,7 @@ class Server:
     def drained(self) -> bool:
         """Whether it has been idle since `drain`: it can be stopped."""
         node = self.node
-        return self._drains and self.draining and node is not None and node.has_left and self.front.wound_down
+        return self._drains and self.draining and node is not None and node.has_left and not self.workers
 
     def stop(self, *, started: bool = True) -> None:
         """Finish the requests in hand and stop.
@@ -286,7 +290,7 @@ class Server:
     @property
     def workers(self) -> dict[bytes, int] | None:
         """How many workers each service has; None: only the broker elsewhere knows."""
-        return self.front.workers()
+        return None if self.broker is None else self.broker.workers()
 
     def snapshot(self) -> ServerSnapshot:
         """Counters and current figures. Any thread may call it; it takes some milliseconds with many services."""
@@ -322,7 +326,7 @@ class Server:
             commit_seconds=self.writer.seconds,
             commit_sizes=self.writer.sizes,
             lags=self.watchdog.lags(time.monotonic()),
-            broker=self.front.counters(),
+            broker=None if self.broker is None else self.broker.counters(),
             node=about_node,
         )
 
@@ -352,11 +356,15 @@ class Server:
 
     def worker_reports(self, most: int) -> tuple[list[WorkerReport], int] | None:
         """The workers by process, and how many processes are left out; None: the broker is separate."""
-        return self.front.worker_reports(most)
+        return None if self.broker is None else self.broker.worker_reports(most)
+
+    def source_of(self, ask: Any) -> bytes:
+        """The IP address of an ask's sender; empty: unknown. Any thread may call it."""
+        return b"" if self.broker is None else self.broker.source_of(ask)
 
     def departed(self, service: bytes) -> tuple[str, float] | None:
         """The process of the last worker of a service that has none now, and when it left; None: unknown."""
-        return self.front.departed(service)
+        return None if self.broker is None else self.broker.departed(service)
 
     def record(self, write: Write) -> None:
         """Have acts, refusals and steps of jobs written. Any thread may call it."""
@@ -369,7 +377,7 @@ class Server:
 
     def forbidden(self) -> dict[tuple[str, str], int]:
         """Numbers of refusals, by user and action."""
-        return refusals(self._refusals.counts, self.front.refusals())
+        return refusals(self._refusals.counts, {} if self.broker is None else self.broker.refusals())
 
     def facts(self) -> NodeFacts:
         """What this node publishes to other nodes. Any thread may call it."""
@@ -424,7 +432,8 @@ class Server:
 
     def send_workers_on(self, most: int | None = None) -> None:
         """Send idle workers to other nodes, at most `most`, by default all. Any thread may call it."""
-        self.front.send_on(most)
+        if self.broker is not None:
+            self.broker.send_on(most)
 
     def limits_changed(self) -> None:
         """Apply the shared limits, which another node has changed. Called in the loop's thread."""

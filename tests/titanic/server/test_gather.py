@@ -170,10 +170,10 @@ def test_with_access_control_each_endpoint_submits_as_its_user(
         server.front.loop.call(held.set)
         server.front.loop.call(go.wait, 30)
         assert held.wait(30)
-        before = [local.user for local in server.front._broker._locals]
+        before = [local.user for local in server.broker._locals]
         files.write(users + "".join(named))
         server.reload(server.config)
-        same = [local.user for local in server.front._broker._locals] == before
+        same = [local.user for local in server.broker._locals] == before
         go.set()
         assert same, "in the broker's turn, or it could take who it was before for who it is now"
     assert "may not submit to 'b'" in caplog.text

@@ -49,7 +49,7 @@ def test_a_job_goes_on_and_counts(server: Server, client: Client, line: Relay, j
                 assert client.show(uuid)["attempts"] == 1
     assert sorted(work.begun) == [(b"%d" % number, 1, 1) for number in range(jobs)]
     assert len(other.begun) == 1
-    assert server.front.counters()["resumed"] == jobs  # type: ignore[index]
+    assert server.broker.counters()["resumed"] == jobs  # type: ignore[union-attr]
 
 
 def test_closed_while_its_worker_is_away(server: Server, client: Client, line: Relay) -> None:
@@ -90,7 +90,7 @@ def test_a_worker_that_does_not_return_in_time(server: Server, client: Client, l
             line.up()
             until(lambda: worker.registered)
             work.go.set()
-            until(lambda: server.front.counters()["workers_busy"] == 0)  # type: ignore[index]
+            until(lambda: server.broker.counters()["workers_busy"] == 0)  # type: ignore[union-attr]
     assert [delivery for _, _, delivery in other.begun] == [2]
     assert client.reply(uuid) == [b"part", b"done:1"]
 

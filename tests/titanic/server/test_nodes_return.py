@@ -147,7 +147,7 @@ def test_a_worker_goes_to_another_node(nodes: Nodes, how: str, ends: str) -> Non
     two = nodes.here(1)
     end(node, how)
     with nodes.client(1) as client:
-        until(lambda: two.front.counters()["workers_busy"] == count)  # type: ignore[index]
+        until(lambda: two.broker.counters()["workers_busy"] == count)  # type: ignore[union-attr]
         nodes.worker(other, 1, jobs=count)
         if ends == "afterwards":
             until(lambda: resumed(two) == count)
@@ -159,7 +159,7 @@ def test_a_worker_goes_to_another_node(nodes: Nodes, how: str, ends: str) -> Non
 
 
 def resumed(node: Server) -> int:
-    return int(node.front.counters()["resumed"])  # type: ignore[index]
+    return int(node.broker.counters()["resumed"])  # type: ignore[union-attr]
 
 
 def test_what_a_killed_node_has_given_out_waits_for_its_worker(nodes: Nodes) -> None:
@@ -267,7 +267,7 @@ def test_a_worker_cannot_reach_its_living_node(nodes: Nodes, ends: str) -> None:
         two = nodes.here(1, 2.0, wire=BrokerConfig(heartbeat_interval=0.5, liveness=60, worker_return=0.5))
         until(lambda: two.node is not None and two.node.others())
         line.down()
-        until(lambda: two.front.counters()["workers_busy"])  # type: ignore[index]
+        until(lambda: two.broker.counters()["workers_busy"])  # type: ignore[union-attr]
         nodes.worker(other, 0)
         waited = time.monotonic() + patience + 2
         until(lambda: time.monotonic() > waited)
@@ -291,11 +291,11 @@ def test_closed_meanwhile(nodes: Nodes, closed: str) -> None:
             client.close(uuid)
         with Keeper(nodes.endpoints[1], *ready(b"k", token)) as worker:
             if closed != "before":
-                until(lambda: two.front.counters()["workers_busy"])  # type: ignore[index]
+                until(lambda: two.broker.counters()["workers_busy"])  # type: ignore[union-attr]
                 client.close(uuid)
             assert worker.hears(b"\7") == [token, b""]
             worker.says(b"MDPW02", b"\4", token, b"", b"late")
-            until(lambda: not two.front.counters()["workers_busy"])  # type: ignore[index]
+            until(lambda: not two.broker.counters()["workers_busy"])  # type: ignore[union-attr]
         with pytest.raises(UnknownRequest):
             client.reply(uuid)
     assert not two.dispatcher.core.flights
@@ -377,8 +377,8 @@ def test_a_stranger_takes_and_answers_nothing(nodes: Nodes, who: str) -> None:
         with Keeper(nodes.endpoints[1], *said) as worker:
             assert worker.hears(b"\7") == [held, b""]
             worker.says(b"MDPW02", b"\4", held, b"", b"false")
-            until(lambda: two.front.counters()["not_resumed"] == 1)  # type: ignore[index]
-            until(lambda: two.front.counters()["workers_busy"] == 0)  # type: ignore[index]
+            until(lambda: two.broker.counters()["not_resumed"] == 1)  # type: ignore[union-attr]
+            until(lambda: two.broker.counters()["workers_busy"] == 0)  # type: ignore[union-attr]
             assert client.reply(uuid) is None
         with Keeper(nodes.endpoints[1], *ready(b"k", token)) as worker:
             worker.says(b"MDPW02", b"\4", token, b"", b"true")
@@ -402,7 +402,7 @@ def test_another_user_takes_nothing(nodes: Nodes) -> None:
         with Keeper(nodes.endpoints[1], *ready(b"k", token), curve=credentials(**as_bob)) as thief:
             assert thief.hears(b"\7") == [token, b""]
             thief.says(b"MDPW02", b"\4", token, b"", b"false")
-            until(lambda: two.front.counters()["workers_busy"] == 0)  # type: ignore[index]
+            until(lambda: two.broker.counters()["workers_busy"] == 0)  # type: ignore[union-attr]
             assert client.reply(uuid) is None
         with Keeper(nodes.endpoints[1], *ready(b"k", token), curve=credentials(**as_alice)) as worker:
             worker.says(b"MDPW02", b"\4", token, b"", b"true")

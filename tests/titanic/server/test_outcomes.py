@@ -271,7 +271,7 @@ def test_of_several_long_replies_each_has_its_answer(client: Client) -> None:
 
 def test_the_largest_replies_can_be_fetched(server: Server, client: Client) -> None:
     """Apart from its broker, the server has to send it there in one message."""
-    apart, part = server.front.counters() is None, bytes(1 << 20)
+    apart, part = server.broker is None, bytes(1 << 20)
     most = (2 << 20) - (64 << 10)
     uuid = finished(client, [[part]], [bytes(most - len(part))] if apart else [part[:-1000], part])
     reply = fetched(client, uuid)

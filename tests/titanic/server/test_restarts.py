@@ -120,7 +120,7 @@ def test_only_what_a_worker_has_waits(place: Place) -> None:
         for uuid in uuids[2:]:
             client.wait(uuid, 60)
         assert {body for body, _, _ in other.begun} == {b"2", b"3", b"4", b"5"}
-        until(lambda: server.front.counters()["resumed"] == 2)  # type: ignore[index]
+        until(lambda: server.broker.counters()["resumed"] == 2)  # type: ignore[union-attr]
         work.go.set()
         for uuid in uuids[:2]:
             client.wait(uuid, 60)
@@ -180,8 +180,8 @@ def test_a_stranger_gets_and_answers_nothing(place: Place, who: str) -> None:
             held = next(frame for frame in said if frame.startswith(b"titanic:held=")).removeprefix(b"titanic:held=")
             assert worker.hears(b"\7") == [held, b""]
             worker.says(b"MDPW02", b"\4", held, b"", b"false")
-            until(lambda: server.front.counters()["not_resumed"] == 1)  # type: ignore[index]
-            until(lambda: server.front.counters()["workers_busy"] == 0)  # type: ignore[index]
+            until(lambda: server.broker.counters()["not_resumed"] == 1)  # type: ignore[union-attr]
+            until(lambda: server.broker.counters()["workers_busy"] == 0)  # type: ignore[union-attr]
             assert client.reply(uuid) is None
         returned = b"titanic:keeper=k" in said  # the same worker, without what it had: that is in the queue again
         with Keeper(place.endpoint, *ready(b"k", *([] if returned else [token]))) as worker:
