@@ -467,8 +467,8 @@ class LocalTransport(OwnBrokerTransport):
             self.session.receive(self.session.connection, frames, now)
 
     def push(self, now: float) -> None:
-        if output := [frames for _, frames in self.session.take_output() if frames is not None]:
-            self.peer.send(output)
+        if output := self.session.take_output():
+            self.peer.send([frames for _, frames in output if frames is not None])
 
 
 class SocketTransport(OwnBrokerTransport):

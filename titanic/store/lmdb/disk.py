@@ -102,7 +102,6 @@ _DAMAGE = (
 )
 
 
-_FILE = "data.mdb"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 ENOUGH = 1 << 20
 """Bytes that the disk must have left, or the store counts as short of it."""
@@ -162,16 +161,16 @@ def _ask_for_room(directory: Path) -> str:
     return ""
 
 
-def room_on_disk(directory: Path) -> int:
-    """Bytes that the disk has for files in the directory."""
-    found = os.statvfs(directory)
+def room_on_disk(path: Path) -> int:
+    """Bytes that the disk has for files there."""
+    found = os.statvfs(path)
     return found.f_bavail * found.f_frsize
 
 
-def largest_file(directory: Path) -> int:
+def largest_file(file: Path) -> int:
     """To how many bytes the store's file may grow for all that its disk has; very many when that is unknown."""
     try:
-        return (directory / _FILE).stat().st_blocks * 512 + room_on_disk(directory)
+        return file.stat().st_blocks * 512 + room_on_disk(file)
     except OSError:
         return sys.maxsize
 

@@ -149,9 +149,8 @@ def open_environment(
             env = _open(directory, max(capacity or 0, data.stat().st_size), settings.durability)
         settle(env, settings.durability)
         room = divide(capacity or max(known or DEFAULT_CAPACITY, MIN_CAPACITY))
-        environment = Environment(
-            env, _open_databases(env, data), room, settings, IdMaker(_last_id(env)), Pace(), Readers(env)
-        )
+        ids = IdMaker(_last_id(env))
+        environment = Environment(env, data, _open_databases(env, data), room, settings, ids, Pace(), Readers(env))
         nameless = False
         with Reading(environment) as tx:
             used = tx.used()
@@ -209,7 +208,8 @@ def open_read_only(directory: Path) -> Environment:
                 "open it for writing once, which converts it",
             )
         room = divide(max(known or 0, MIN_CAPACITY))
-        return Environment(env, _open_databases(env, data), room, LmdbSettings(), IdMaker(None), Pace(), Readers(env))
+        databases = _open_databases(env, data)
+        return Environment(env, data, databases, room, LmdbSettings(), IdMaker(None), Pace(), Readers(env))
     except lmdb.Error as error:
         env.close()
         raise _corrupt(data, str(error)) from error

@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -59,6 +60,7 @@ class Environment(NamedTuple):
     """An open LMDB environment with all that its transactions share."""
 
     env: lmdb.Environment
+    file: Path
     databases: Databases
     room: StoreRoom
     settings: LmdbSettings
@@ -80,7 +82,6 @@ class Reading:
     def __init__(self, environment: Environment) -> None:
         self.environment = environment
         self.db = environment.databases
-        self._room: StoreRoom | None = None
 
     def __enter__(self) -> Self:
         env = self.environment.env
@@ -108,13 +109,10 @@ class Reading:
         """The exception to raise in place of LMDB's."""
         return translate(error, self.environment.env, self.environment.room.capacity)
 
-    @property
+    @cached_property
     def room(self) -> StoreRoom:
         """The capacity and its limits, or what its disk has room for."""
-        if self._room is None:
-            environment = self.environment
-            self._room = divide_disk(environment.room, largest_file(Path(environment.env.path())))
-        return self._room
+        return divide_disk(self.environment.room, largest_file(self.environment.file))
 
     def used(self) -> int:
         """Bytes of the pages that are in use, but for the facts in their room."""
@@ -202,7 +200,7 @@ class Writing(Reading):
         self.sequence: int | None = None
         self.lost = 0
         self.freed = 0
-        self._room = None
+        vars(self).pop("room", None)
         self.taken: int | None = None
         self.pinned = self.added = 0
 
@@ -221,7 +219,7 @@ class Writing(Reading):
             self.environment.pace.failed = True
         if isinstance(found, DiskFull):
             with suppress(OSError):
-                self.environment.pace.disk_refused = room_on_disk(Path(self.environment.env.path()))
+                self.environment.pace.disk_refused = room_on_disk(self.environment.file)
         return found
 
     # -- rows and blobs --------------------------------------------------------------------------------------
