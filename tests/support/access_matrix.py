@@ -187,7 +187,7 @@ class Scene:
             count = others if user == "victim" else 1
             self.requests[user] = Requests(
                 self.submit(user, QUICK_WORK, 1),
-                self.submit(user, PARKED, len(KINDS) * count + 1, ttl=0.001),
+                self.submit(user, PARKED, 2 * len(KINDS) * count + 1, ttl=0.001),
                 self.submit(user, PARKED, 2 * len(KINDS) * count + 2),
             )
         owned = self.requests.values()

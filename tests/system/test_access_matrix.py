@@ -35,6 +35,7 @@ titanic.stats    metrics      out     out      403 f    403 f         –       
 titanic.stats    read         out     out      403 f    –             –          403 f     –        200     200
 titanic.audit    audit        out     out      403 f    403 f         –          200       –        –       200
 retry            submit read  out     out      403 f    left, 403 f   left       done      left     done    done
+retry with body  submit read  out     out      403 f    left, 403 f   left       done      left     403 f   done
 purge            close read   out     out      403 f    403 f, 403 f  –          done      left     done    done
 redrive          close read   out     out      403 f    403 f, 403 f  –          200       –        –       200
 archive          archive      out     out      403 f    403 f         –          200       –        –       200
@@ -98,6 +99,11 @@ def bodies(requests: Requests) -> dict[str, tuple[bytes, ...]]:
         "titanic.stats": (b"titanic.stats", b""),
         "titanic.audit": (b"titanic.audit", b""),
         "retry": (b"titanic.admin", json.dumps({"do": "retry", "uuids": [expired.decode()]}).encode()),
+        "retry with body": (
+            b"titanic.admin",
+            json.dumps({"do": "retry", "uuids": [expired.decode()], "body": 1}).encode(),
+            b"body",
+        ),
         "purge": (b"titanic.admin", json.dumps({"do": "purge", "uuids": [purged.decode()]}).encode()),
         "redrive": (b"titanic.admin", b'{"do": "redrive", "start": "close", "key": "none"}'),
         "archive": (b"titanic.admin", b'{"do": "archive"}'),
@@ -136,7 +142,7 @@ def outcome(scene: Scene, peer: Spoken, action: str, owner: str) -> str:
         kept = is_there(scene, requests.waiting.pop(0))
         assert kept or answer == [b"200"]
         return status(answer) if answer != [b"200"] else "kept" if kept else "closed"
-    if action == "retry":
+    if action in ("retry", "retry with body"):
         (request,) = scene.listed(uuid=requests.expired.pop(0).decode())
         return done(answer, request["state"] != "expired")
     if action == "purge":

@@ -14,7 +14,7 @@ import click
 
 from titanic.cli.connect import connect
 from titanic.cli.endpoint import EndpointReach
-from titanic.cli.options import command, endpoint, json_flag, no_key_file, option, read_time, seconds
+from titanic.cli.options import Decorator, command, endpoint, json_flag, no_key_file, option, read_time, seconds
 from titanic.cli.options import uuid as uuid_type
 from titanic.cli.printing import (
     Bar,
@@ -253,7 +253,9 @@ def show(uuid: str, body: bool, as_json: bool, **where: Any) -> None:
                              lost}, deaths, attempts: [{delivery, outcome,
                              started_at, ended_at, worker, host, pid, version,
                              user, error}]}, of these the first and the last
-                             four; absent if none failed
+                             four; absent if none failed. `replaced`: the
+                             bodies before a retry with another one, first
+                             and last: [{replaced_at, bytes, frames, base64}]
     flow                     {steps: [{at, uuid, service, state, flow}],
                              more: {state: count}} if it is a flow
     body                     with --body: its frames; what is not UTF-8 is
@@ -395,6 +397,9 @@ def _lines(row: RequestInfo) -> Iterator[tuple[str, str]]:
 def _history(row: RequestInfo) -> Iterator[tuple[str, str]]:
     """The attempts that failed, if there were several: of a single one, the rest says it."""
     history = row.get("history")
+    for old in history.get("replaced", ()) if history is not None else ():
+        text = "not UTF-8, see --json" if old["base64"] else "".join(old["frames"])
+        yield "old body", f"{size(old['bytes'])}, replaced at {moment(old['replaced_at'])}\n{printable(text)}"
     if history is None or (total := sum(history["counts"].values())) < 2:
         return
     yield "history", ", ".join(f"{count} {outcome}" for outcome, count in history["counts"].items())
@@ -446,11 +451,17 @@ def _span(row: Mapping[str, Any], since: str, until: str) -> str:
     return duration(max(0.0, (row[until] - row[since]) / 1e6))
 
 
+def body_option(help: str) -> Decorator:
+    """Add --body, a file for each frame."""
+    return option("--body", type=click.File("rb"), multiple=True, metavar="FILE", help=help)
+
+
 @command()
 @click.argument("uuid", type=uuid_type, metavar="[UUID]...", nargs=-1)
 @older_option
 @service_option
 @option("--all", "everything", is_flag=True, help="All requests that failed or expired.")
+@body_option("Run one request of your own with this body instead; - for standard input. Several: one frame each.")
 @where_options
 @json_flag
 @endpoint
@@ -459,6 +470,7 @@ def retry(
     everything: bool,
     service: str | None,
     older_than: float | None,
+    body: tuple[BinaryIO, ...],
     where: JobConditions,
     dry_run: bool,
     yes: bool,
@@ -478,6 +490,9 @@ def retry(
     error of that group; `text` a part of the error or key; `body` a part of the body; `since` and `until` are times of
     submission, as in 2h or 2026-12-01T08:00+01:00; `older-than` as --older-than.
 
+    --body replaces the body of one request, the user's own unless the user has `admin`. `titanic show` has the first
+    16 KiB of the first and of the last body that was replaced.
+
     --json prints {retried}; with --where the job, as `titanic redrive`.
 
     \b
@@ -487,13 +502,15 @@ def retry(
       titanic retry --where service=mail --where error="connection refused" --rate 50/s --yes
     """
     if where:
-        if uuid or everything or service is not None or older_than is not None:
-            raise click.UsageError("--where excludes UUIDs, --service, --older-than and --all")
+        if uuid or everything or service is not None or older_than is not None or body:
+            raise click.UsageError("--where excludes UUIDs, --service, --older-than, --all and --body")
         run_job(reach, "retry", where, rate, dry_run, yes, as_json)
         return
     if dry_run or yes or rate is not None:
         raise click.UsageError("--dry-run, --yes and --rate need --where")
     chosen = everything or service is not None or older_than is not None
+    if body and len(uuid) != 1:
+        raise click.UsageError("--body is for one request: give one UUID")
     if bool(uuid) == chosen:
         raise click.UsageError("give either UUIDs, or --service, --older-than or --all")
     with connect(reach) as client:
@@ -501,7 +518,7 @@ def retry(
             with Bar("requeued") as bar:
                 done = client.retry_all(service=service, older_than=older_than, tell=bar.count)
         else:
-            done = client.retry(*uuid)
+            done = client.retry(*uuid, body=[file.read() for file in body] or None)
         if as_json:
             print_json({"retried": done})
         else:
@@ -516,13 +533,7 @@ def retry(
 @seconds("--delay", least=0, default=None, help="Do not execute the request before this time has passed from now.")
 @option("--at", metavar="TIME", default=None, callback=read_time, help="Do not execute it before this time.")
 @option("--now", is_flag=True, help="Execute it as soon as there is a worker.")
-@option(
-    "--body",
-    type=click.File("rb"),
-    multiple=True,
-    metavar="FILE",
-    help="Replace the body with this file; - for standard input. Several: one frame each.",
-)
+@body_option("Replace the body with this file; - for standard input. Several: one frame each.")
 @endpoint
 def change(
     uuid: str,

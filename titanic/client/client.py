@@ -264,9 +264,12 @@ class Client:
         """Close any number of requests, with `window` in flight."""
         finish(self._own.close_many(uuids, window=window))
 
-    def retry(self, *uuids: str) -> int:
-        """Requeue failed and expired requests, and return how many. Requests in other states are left unchanged."""
-        return finish(self._own.retry(*uuids))
+    def retry(self, *uuids: str, body: Sequence[Body] | None = None) -> int:
+        """Requeue failed and expired requests, and return how many. Requests in other states are left unchanged.
+
+        `body`: the new body of one of your own requests, or with `admin` of any; `show` keeps 16 KiB of the first and
+        the last that were replaced."""
+        return finish(self._own.retry(*uuids, body=body))
 
     def change(
         self,

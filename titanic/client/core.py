@@ -383,10 +383,13 @@ class ClientCore:
         with settling(self.calls.wire.endpoint, uuids):
             await batching.close_many(self.calls, uuids, window)
 
-    async def retry(self, *uuids: str) -> int:
+    async def retry(self, *uuids: str, body: Sequence[Body] | None = None) -> int:
         """Requeue requests that failed or expired; returns how many. Requests in other states stay as they are."""
         plain = [ids.plain(uuid) for uuid in uuids]
         done = 0
+        if body is not None:
+            options = {"do": "retry", "uuids": plain, "body": len(body)}
+            return int(read_json(check(await self.calls.ask(tsp.ADMIN, encode(options), *body))[0])["done"])
         for at in range(0, len(plain), MOST_UUIDS):
             done += await self._administer({"do": "retry", "uuids": plain[at : at + MOST_UUIDS]})
         return done

@@ -71,6 +71,18 @@ class FailedAttempt(TypedDict):
     """Why, with the end of the traceback."""
 
 
+class ReplacedBody(TypedDict):
+    """A body that a request had before it was retried with another one."""
+
+    replaced_at: int
+    bytes: int
+    """Of the whole body."""
+    frames: list[str]
+    """Its first 16 KiB, at most; none if its body was not to be kept."""
+    base64: bool
+    """Whether the frames are in base64: some of them are not UTF-8."""
+
+
 class AttemptHistory(TypedDict):
     """The attempts of a request that failed, those before a retry included."""
 
@@ -80,6 +92,8 @@ class AttemptHistory(TypedDict):
     """Those since the request was submitted or retried at which a worker died."""
     attempts: list[FailedAttempt]
     """The first and the last four."""
+    replaced: NotRequired[list[ReplacedBody]]
+    """The first and the last of its earlier bodies."""
 
 
 class RequestInfo(TypedDict):

@@ -85,6 +85,7 @@ MostBytes = Annotated[
     int, Meta(ge=0, le=MOST_BYTES, description=f"a number from 0 to {MOST_BYTES}, with the uuid of a request")
 ]
 FewBytes = Annotated[int, Meta(ge=1, le=1000, description="a number from 1 to 1000")]
+BodyFrames = Annotated[int, Meta(ge=1, description="the number of frames behind this one, which are the new body")]
 Whole = Annotated[Flag, Meta(description="true, with the uuid of a request")]
 Number = Annotated[int, Meta(ge=0, description="a number, 0 or more")]
 OnLimit = Annotated[Literal["leave"], Meta(description="leave")]
@@ -207,6 +208,11 @@ class RetryAction(Message, tag_field="do", tag="retry"):
     service: Text | None = None
     after: Id | None = None
     older_than: Age | None = None
+    body: BodyFrames = 0
+
+    def __post_init__(self) -> None:
+        if self.body and (self.uuids is UNSET or len(self.uuids) != 1):
+            raise ValueError("body is for one request: give its UUID in uuids")
 
 
 class PurgeAction(Message, tag_field="do", tag="purge"):
@@ -269,7 +275,7 @@ class ChangeAction(Message, tag_field="do", tag="change"):
     priority: Priority | UnsetType = UNSET
     delay: Delay | UnsetType = UNSET
     at: When | UnsetType = UNSET
-    body: Annotated[int, Meta(ge=1, description="the number of frames behind this one, which are the new body")] = 0
+    body: BodyFrames = 0
 
     def __post_init__(self) -> None:
         if self.priority is UNSET and self.delay is UNSET and self.at is UNSET and not self.body:

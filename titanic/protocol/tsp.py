@@ -13,6 +13,7 @@ the next attempt. That frame is not stored:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, TypedDict
 
 from broker import read_json, service_fault
@@ -58,6 +59,21 @@ Frames = list[bytes]
 VIA = b"titanic:via="
 """Begins the frame that says how a user came to the client, as `WAY` or `WAY ADDRESS`: cli, http or page, and an IP
 address."""
+
+
+MOST_FRAMES = 1000
+"""Maximum frames of body and of reply in an answer."""
+
+
+def cut(frames: Sequence[bytes], most: int) -> Frames:
+    """Cut frames to so many bytes in total; the last one may be truncated."""
+    found: Frames = []
+    for frame in frames[:MOST_FRAMES]:
+        found.append(frame[:most])
+        most -= len(frame)
+        if most <= 0:
+            break
+    return found
 
 
 def without_via(body: Frames) -> Frames:

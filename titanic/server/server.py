@@ -50,6 +50,7 @@ from titanic.services.redriver import Redriver
 from titanic.services.service_handler import ServiceHandler
 from titanic.settings import LIVE, ServerConfig
 from titanic.store import (
+    HistoryWriter,
     NodeFacts,
     NodesReadTransaction,
     ReadTransaction,
@@ -145,6 +146,7 @@ class Server:
             self._audit,
             host=self,
             settings=self.dispatcher.settings,
+            histories=HistoryWriter(store.facts_room, config.closed_body_limit),
             queue=queue,
         )
         self._drains = False

@@ -134,10 +134,12 @@ class AdminWrite(Write):
                 self._forbidden.append((ask, str(error), b""))
                 self._answers.append((ask, tsp.forbidden(tsp.ADMIN, str(error))))
             except LimitReached as error:
-                changes = isinstance(options, ChangeAction)
-                rest = "the request is as it was" if changes else "the requests before that were retried"
+                one = isinstance(options, (ChangeAction, RetryAction)) and options.body
+                rest = "the request is as it was" if one else "the requests before that were retried"
                 self._answers.append((ask, tsp.failure(f"{error}; {rest}")))
             except StoreFull as error:
+                if isinstance(options, RetryAction) and options.body:
+                    raise  # with the transaction: it must not run with the old body
                 self._answers.append((ask, tsp.failure(f"not done, or only in part: {error}")))
         self._context.audit.put(transaction, self._acts, now_us)
 
@@ -183,14 +185,17 @@ class AdminWrite(Write):
                 running = self._running(transaction, uuids)
                 uuids = [uuid for uuid in uuids if uuid not in running]
         transaction.prefetch(list(uuids))
-        act = self._retry if isinstance(options, RetryAction) else self._purge
-        tally = Tally()
+        tally, body = Tally(), None
         try:
-            done = sum(act(transaction, uuid, now_us, ask, tally) for uuid in uuids)
+            if isinstance(options, RetryAction):
+                body = _new_body(options, ask)
+                done = sum(self._retry(transaction, uuid, now_us, ask, tally, body) for uuid in uuids)
+            else:
+                done = sum(self._purge(transaction, uuid, now_us, ask, tally) for uuid in uuids)
         finally:  # those before a limit or a full store are done
             if tally.count:
                 name = "retry" if isinstance(options, RetryAction) else "purge"
-                self._acts.append(tally.act(self._context.origin(ask), name))
+                self._acts.append(tally.act(self._context.origin(ask), name, "body" if body else ""))
         return {"done": done, "next": following.hex() if following else None}
 
     def _drain(self, transaction: WriteTransaction, options: DrainAction) -> dict[str, Any]:
@@ -203,13 +208,27 @@ class AdminWrite(Write):
             return cast(SharedReadTransaction, transaction).running(uuids)
         return self._context.dispatcher.running()
 
-    def _retry(self, transaction: WriteTransaction, uuid: bytes, now_us: int, ask: Ask, tally: Tally) -> bool:
+    def _retry(
+        self,
+        transaction: WriteTransaction,
+        uuid: bytes,
+        now_us: int,
+        ask: Ask,
+        tally: Tally,
+        body: Frames | None = None,
+    ) -> bool:
         user = ask.user
         if user is not None and is_hidden(transaction, user, uuid):
             return self._keep(ask, uuid, not_owned(user, uuid))
         row = transaction.describe(uuid)
         if row is not None and user is not None and (fault := lacks_submit(user, row.service)) is not None:
             return self._keep(ask, uuid, fault)
+        old = None
+        if row is not None and row.state in DEAD and body is not None:
+            if user is not None and row.owner != user.owner and not user.admin:
+                raise Forbidden(f"{user} may not replace the body of another user's request; it needs admin = true")
+            self._check_body(transaction, row, body, user)
+            old = transaction.request(uuid)
         if row is not None and user is not None and row.owner == user.owner and row.state in DEAD:
             load, holder = transaction.load(user.owner), f"user '{user.name}'"
             waiting = UserLimits(waiting=user.limits.waiting)  # its bytes count already
@@ -217,6 +236,9 @@ class AdminWrite(Write):
                 raise LimitReached(f"user full: {fault}")
         if row is None or not transaction.retry(uuid, now_us):
             return False
+        if old is not None:
+            transaction.change(uuid, now_us, body=body)
+            self._context.histories.replace(transaction, old, now_us)
         self._returned.add(row.service)
         self._requeued[row.service] += 1
         if user is not None and row.owner != user.owner:
@@ -239,10 +261,8 @@ class AdminWrite(Write):
         if row.state not in (State.WAITING, State.DELAYED):
             return {"done": 0, "state": row.state.name.lower()}
         priority = None if options.priority is UNSET else options.priority
-        body = ask.body[1 : 1 + options.body] if options.body else None
+        body = _new_body(options, ask)
         if body is not None:
-            if len(body) < options.body:
-                raise ValueError(f"body says {options.body} frames; the message has {len(body)}")
             self._check_body(transaction, row, body, user)
         changed = None
         running = self._shared and uuid in self._running(transaction, [uuid])
@@ -353,6 +373,16 @@ _ACTIONS = {
     RefusedAction: "gateway",
     SchedulesAction: "read",
 }
+
+
+def _new_body(options: RetryAction | ChangeAction, ask: Ask) -> Frames | None:
+    """Return the body in a message; None: it has none. Raises ValueError when frames are missing."""
+    if not options.body:
+        return None
+    body = ask.body[1 : 1 + options.body]
+    if len(body) < options.body:
+        raise ValueError(f"body says {options.body} frames; the message has {len(body)}")
+    return body
 
 
 def _archive(transaction: WriteTransaction, options: ArchiveAction) -> dict[str, Any]:

@@ -21,7 +21,8 @@ from titanic.protocol import tsp
 from titanic.protocol.tsp import Frames, Progress
 from titanic.services.ownership import Refusals
 from titanic.settings import ServiceLimits
-from titanic.store import KnownSettings, ReadTransaction, ServiceSettings
+from titanic.store import HistoryWriter, KnownSettings, ReadTransaction, ServiceSettings
+from titanic.store.rules import FACTS_ROOM
 from titanic.util.clock import ClockJumps
 
 
@@ -313,6 +314,8 @@ class ServiceContext:
     """When the server started, in monotonic seconds."""
     queue: str = ""
     """This node's id among those that share the store; empty when there can be no others."""
+    histories: HistoryWriter = field(default_factory=lambda: HistoryWriter(FACTS_ROOM))
+    """Keeps the bodies that retries replace."""
     history: FactsCache = field(default_factory=FactsCache)
     """Answers about what services did, used by the reader's thread."""
     # Each of the following is counted in one thread, because += is not atomic.

@@ -16,14 +16,11 @@ from titanic.protocol.answers import SUBMITTER_FIELDS
 from titanic.protocol.messages import List, read
 from titanic.protocol.permissions import lacks
 from titanic.protocol.submit_options import read_policy
-from titanic.protocol.tsp import Frames, Progress
+from titanic.protocol.tsp import Frames, Progress, cut
 from titanic.services import redrive_jobs
 from titanic.services.ownership import is_hidden, place_behind
 from titanic.services.why import Explainer, Facts, explain
 from titanic.store import Description, Outcome, ReadTransaction, SharedReadTransaction, State, find_history
-
-MOST_FRAMES = 1000
-"""Maximum frames of body and of reply in an answer."""
 
 PATIENCE = 0.1
 """Seconds for which a list that finds few requests goes on, in the reader's thread. Other answers wait meanwhile."""
@@ -164,6 +161,7 @@ def _answer(
             given.append(row.uuid)
     if options.uuid is not None and rows and (history := find_history(transaction, rows[0].uuid)) is not None:
         document["requests"][0]["history"] = history
+        given += [rows[0].uuid] if "replaced" in history else []
     if options.keys is not None:
         document["uuids"] = {key: uuid.hex() for key, uuid in holders.items()}
     if options.now:
@@ -218,17 +216,6 @@ def _frames(transaction: ReadTransaction, rows: Collection[Description], most: i
         outcome = transaction.reply(row.uuid) if row.reply_frames else None
         reply = cut(outcome.frames, most) if isinstance(outcome, Outcome) else []
     return body, reply
-
-
-def cut(frames: Frames, most: int) -> Frames:
-    """Cut frames to so many bytes in total; the last one may be truncated."""
-    found: Frames = []
-    for frame in frames[:MOST_FRAMES]:
-        found.append(frame[:most])
-        most -= len(frame)
-        if most <= 0:
-            break
-    return found
 
 
 def _described(transaction: ReadTransaction, uuids: Collection[bytes], user: User | None) -> list[Description]:

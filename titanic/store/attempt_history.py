@@ -1,4 +1,5 @@
-"""The attempts of a request that failed, as rows of `facts`: the first, the last four, and how many there were of all.
+"""The attempts of a request that failed, as rows of `facts`: the first, the last four, and how many there were of all;
+and the first and the last of the bodies that retries replaced.
 
     t  uuid             of a stored request
     t  \\0  sequence u64  of a closed one, under its number: from the close on, for the archive
@@ -11,11 +12,17 @@ from __future__ import annotations
 
 import struct
 import zlib
+from base64 import b64encode
+from collections.abc import Sequence
 
 from msgspec import MsgspecError, json, msgpack
 
-from titanic.protocol.answers import AttemptHistory, FailedAttempt
+from titanic.protocol.answers import AttemptHistory, FailedAttempt, ReplacedBody
+from titanic.protocol.tsp import cut
 from titanic.store.interface import ReadTransaction, WriteTransaction
+from titanic.store.request import StoredRequest
+from titanic.store.rules import drops_body
+from titanic.store.states import Status
 
 KIND = b"t"
 CLOSED = KIND + b"\0"
@@ -26,6 +33,9 @@ KEPT_LAST = 4
 
 MOST_ERROR = 4096
 """Bytes of the error and traceback of an attempt that are kept."""
+
+MOST_REPLACED = 16 << 10
+"""Bytes of a replaced body that are kept."""
 
 SHARE = 8
 """The part of the room for facts that the histories may take, and an eighth of that more until it is noticed."""
@@ -79,23 +89,46 @@ def closed_histories(transaction: ReadTransaction, first: int, last: int) -> dic
 
 def with_attempt(history: AttemptHistory | None, attempt: FailedAttempt, number: int) -> AttemptHistory:
     """A history with one more attempt. `number`: of this attempt since the request was submitted or retried."""
-    if history is None:
-        history = AttemptHistory(counts={}, deaths=0, attempts=[])
+    history = history or _empty()
     kind, attempts = attempt["outcome"], history["attempts"]
     counts = {**history["counts"], kind: history["counts"].get(kind, 0) + 1}
     before = history["deaths"] if number > 1 or kind == "lost" else 0
     kept = [*attempts[:1], *attempts[1:][1 - KEPT_LAST :], attempt]
-    return AttemptHistory(counts=counts, deaths=before + (kind == "died"), attempts=kept)
+    return {**history, "counts": counts, "deaths": before + (kind == "died"), "attempts": kept}
+
+
+def with_replaced(
+    history: AttemptHistory | None, body: Sequence[bytes], now_us: int, most: int = MOST_REPLACED
+) -> AttemptHistory:
+    """A history with a body that is replaced now, of which at most `most` bytes are kept."""
+    frames = cut(body, min(most, MOST_REPLACED)) if most else []
+    try:
+        texts, coded = [frame.decode() for frame in frames], False
+    except UnicodeDecodeError:
+        texts, coded = [b64encode(frame).decode() for frame in frames], True
+    one = ReplacedBody(replaced_at=now_us, bytes=sum(map(len, body)), frames=texts, base64=coded)
+    history = history or _empty()
+    return {**history, "replaced": [*history.get("replaced", [])[:1], one]}
+
+
+def _empty() -> AttemptHistory:
+    return AttemptHistory(counts={}, deaths=0, attempts=[])
 
 
 class HistoryWriter:
     """Writes the histories, in the thread that writes to the store."""
 
-    def __init__(self, room: int) -> None:
-        """`room`: bytes that all facts may take."""
+    def __init__(self, room: int, most_replaced: int = MOST_REPLACED) -> None:
+        """`room`: bytes that all facts may take. `most_replaced`: bytes of a replaced body that are kept."""
         self._most = room // SHARE
+        self._most_replaced = most_replaced
         self._added = self._most
         """Bytes put since they were counted; the first write counts them."""
+
+    def replace(self, transaction: WriteTransaction, old: StoredRequest, now_us: int) -> None:
+        """Keep the body of a request that gets another one."""
+        most = 0 if drops_body(old.options, Status.DONE) else self._most_replaced
+        self.put(transaction, old.uuid, with_replaced(find_history(transaction, old.uuid), old.body, now_us, most))
 
     def put(self, transaction: WriteTransaction, uuid: bytes, history: AttemptHistory) -> None:
         """Store the history of a request."""

@@ -1,21 +1,29 @@
-"""Changes of requests that no worker has: their priority, and when they start; by clients and the command line."""
+"""Changes of requests that no worker has: their priority, and when they start; another body for a request that failed.
+By clients and the command line."""
 
 from __future__ import annotations
 
+import re
 import threading
 import time
+from base64 import b64decode
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
+from support.access_files import ALICE, BOB, AccessFiles
 from support.cli_titanic import here
 from support.postgres import needs_postgres, shared_server
 from support.serving import QUICK, serving
 from support.waiting import until
 
-from broker import Worker
-from titanic import Client, InvalidRequest, Server, UnknownRequest
+from broker import RemoteError, Worker
+from titanic import Client, InvalidRequest, Refused, Server, UnknownRequest
+from titanic.settings import ServiceLimits
 
 HOUR = timedelta(hours=1)
 UNKNOWN = "0" * 32
@@ -167,3 +175,114 @@ def test_the_command(served: Server, client: Client, tmp_path: Path) -> None:
     client.close(uuid)
     for options in ((), ("--now", "--delay", "1"), ("--at", "2026-12-01T08:00"), ("--priority", "10")):
         assert here("change", uuid, *options, *at).code == 2
+
+
+def failed(served: Server, client: Client, *body: bytes | str, **options: Any) -> str:
+    """A request that fails for its body."""
+    with Worker("pay", _pay, served.endpoints[0], config=QUICK):
+        uuid = client.submit("pay", *body, max_attempts=1, **options)
+        until(lambda: client.show(uuid)["state"] == "failed")
+    return uuid
+
+
+def _pay(frames: list[bytes]) -> list[bytes]:
+    if b"EUR" not in frames[0]:
+        raise RemoteError(500, "no currency")
+    return frames
+
+
+def test_a_failed_request_is_retried_with_another_body(served: Server, client: Client) -> None:
+    uuid = failed(served, client, "5", key="order 7", type="text/plain")
+    other = failed(served, client, b"\xff", "two")
+    assert client.retry(uuid, body=["5 EUR"]) == 1
+    assert client.retry(other, body=[b"EUR" * 20_000]) == 1
+    assert client.retry(uuid, body=["7 EUR"]) == 0, "it waits"
+    assert client.submit("pay", "5", key="order 7") == uuid
+    with Worker("pay", _pay, served.endpoints[0], config=QUICK):
+        assert client.wait(uuid, 60) == [b"5 EUR"]
+        assert client.wait(other, 60) == [b"EUR" * 20_000]
+    assert client.retry(uuid, body=["7 EUR"]) == 0, "it is done"
+    row = client.show(uuid)
+    assert (row["type"], row["body_bytes"], row["history"]["counts"]) == ("text/plain", 5, {"failed": 1})
+    (old,) = row["history"]["replaced"]
+    assert (old["frames"], old["bytes"], old["base64"]) == (["5"], 1, False)
+    assert row["history"]["attempts"][0]["ended_at"] <= old["replaced_at"] <= row["finished_at"]
+    (old,) = client.show(other)["history"]["replaced"]
+    assert ([b64decode(one) for one in old["frames"]], old["bytes"]) == ([b"\xff", b"two"], 4)
+
+
+def test_the_first_and_the_last_body_are_kept(served: Server, client: Client) -> None:
+    """The beginning of a long one, and none of a request without its body after success."""
+    uuid = failed(served, client, "a" * 100_000)
+    for body in ("b", "c", "d"):
+        client.retry(uuid, body=[body])
+        with Worker("pay", _pay, served.endpoints[0], config=QUICK):
+            until(lambda: client.show(uuid)["state"] == "failed")
+    first, last = client.show(uuid)["history"]["replaced"]
+    assert (first["frames"], first["bytes"], last["frames"]) == (["a" * 16384], 100_000, ["c"])
+    assert client.show(uuid)["history"]["counts"] == {"failed": 4}
+    secret = failed(served, client, "secret", keep_body="never")
+    client.retry(secret, body=["EUR"])
+    (old,) = client.show(secret)["history"]["replaced"]
+    assert (old["frames"], old["bytes"]) == ([], 6)
+
+
+def test_a_body_without_room_leaves_a_request_as_it_is(served: Server, client: Client) -> None:
+    """Neither a limit nor a full store lets it run with its old body."""
+    served.reload(replace(served.config, limits={b"pay": ServiceLimits(bytes=1000)}))
+    uuid, others = failed(served, client, "5"), client.submit_many("echo", ["x"] * 3)
+    with pytest.raises(Refused, match="0 bytes are waiting for pay; its limit is 1000; the request is as it was"):
+        client.retry(uuid, body=["EUR" * 1000])
+    with pytest.raises(InvalidRequest, match="accepts at most"):
+        client.retry(uuid, body=[bytes(served.config.wire.max_body)] * 2)
+    assert client.show(uuid)["state"] == "failed"
+    assert client.look(uuid, None).body == [b"5"]
+    assert "replaced" not in client.show(uuid)["history"]
+    with pytest.raises(InvalidRequest, match="body is for one request"):
+        client.retry(uuid, *others, body=["EUR"])
+
+
+def test_a_full_store_takes_no_larger_body(tmp_path: Path) -> None:
+    with serving(tmp_path, capacity=16 << 20) as server, Client(server.endpoints[0], timeout=30) as client:
+        uuid = failed(server, client, "5")
+        with suppress(Refused):
+            while True:
+                client.submit("echo", bytes(200_000))
+        with pytest.raises(Refused, match="not done: the store is full"):
+            client.retry(uuid, body=[b"EUR" * 300_000])
+        assert client.show(uuid)["state"] == "failed"
+        assert client.look(uuid, None).body == [b"5"]
+        assert client.retry(uuid, body=["6 EUR"]) == 1
+        with Worker("pay", _pay, server.endpoints[0], config=QUICK):
+            assert client.wait(uuid, 60) == [b"6 EUR"]
+
+
+def test_the_command_retries_with_a_file(served: Server, client: Client, tmp_path: Path) -> None:
+    at = ("--endpoint", served.endpoints[0])
+    uuid = failed(served, client, "5")
+    (tmp_path / "body").write_bytes(b"6 EUR")
+    done = here("retry", uuid, "--body", tmp_path / "body", "--body", "-", *at, stdin=b"and more")
+    assert (done.code, done.out) == (0, b"1 request requeued\n")
+    assert client.look(uuid, None).body == [b"6 EUR", b"and more"]
+    shown = here("show", uuid, *at).out.decode()
+    assert re.search(r"^old body +1 B, replaced at .*\n +5$", shown, re.MULTILINE)
+    assert here("retry", uuid, "--body", tmp_path / "body", *at).code == 1, "it waits"
+    for options in (("--all",), (uuid, uuid), ("--where", "service=pay")):
+        assert here("retry", *options, "--body", tmp_path / "body", *at).code == 2
+
+
+def test_an_administrator_replaces_the_body_of_another(tmp_path: Path) -> None:
+    """It is in the audit, and so is whoever reads the old one."""
+    files = AccessFiles(tmp_path / "access", ALICE + BOB + "admin = true\n")
+    with (
+        serving(tmp_path, access=files.path, key=files.key) as server,
+        Client(server.endpoints[0], timeout=60, key=files.secret("alice"), server_key=files.server_key) as alice,
+        Client(server.endpoints[0], timeout=60, key=files.secret("bob"), server_key=files.server_key) as bob,
+    ):
+        uuid = alice.submit("absent", "secret", ttl=0.001)
+        until(lambda: alice.show(uuid)["state"] == "expired")
+        assert bob.retry(uuid, body=["other"]) == 1
+        assert bob.show(uuid)["history"]["replaced"][0]["frames"] == ["secret"]
+        acts = [(one["user"], one["act"], one["uuid"], one["text"]) for one in bob.audit()["acts"]]
+        assert ("bob", "retry", uuid, "body") in acts
+        until(lambda: ("bob", "read", uuid) in [(one["user"], one["act"], one["uuid"]) for one in bob.audit()["acts"]])

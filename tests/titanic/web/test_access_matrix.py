@@ -33,6 +33,7 @@ reply                 read               403      403             –          2
 reply, waiting        read               403      403             –          200     410      200   200
 list                  read               403      403             –          seen    unseen   seen  seen
 retry                 submit read        403      403, 403        403        202     410      202   202
+retry with body       submit read        403      403, 403        403        204     410      403   204
 change                submit close read  403      403, 403, 403   403        204     410      204   204
 change body           submit close read  403      403, 403, 403   403        204     410      204   204
 close                 close read         403      403, 403        –          204     kept     204   204
@@ -102,6 +103,7 @@ CALLS = {
     "retry": "POST /v1/requests/{uuid}:retry",
     "change": "PATCH /v1/requests/{uuid}",
     "change body": "PUT /v1/requests/{uuid}/body",
+    "retry with body": "PUT /v1/requests/{uuid}/body",
     "close": "DELETE /v1/requests/{uuid}",
     "services": "GET /v1/services",
     "workers": "GET /v1/workers",
@@ -176,6 +178,8 @@ def changed(scene: Scene, user: str, owner: str, action: str) -> str:
     uuid = (scene.requests[owner].expired if do == "retry" else scene.requests[owner].waiting).pop()
     if action == "close":
         answer = program.delete(f"/v1/requests/{uuid}")
+    elif action == "retry with body":
+        answer = program.put(f"/v1/requests/{uuid}/body?retry=true", content=b"other")
     elif action == "retry":
         answer = program.post(f"/v1/requests/{uuid}:retry")
     elif action.endswith(" these"):
@@ -318,7 +322,7 @@ TRIES: dict[str, Callable[[Scene, str, str, str], str]] = {
     **dict.fromkeys(("show", "body", "reply", "reply, waiting"), read),
     "list": listed,
     **dict.fromkeys(("change", "change body"), moved),
-    **dict.fromkeys(("retry", "close", "page: retry", "page: close"), changed),
+    **dict.fromkeys(("retry", "retry with body", "close", "page: retry", "page: close"), changed),
     **dict.fromkeys(("page: retry these", "page: close these"), changed),
     **dict.fromkeys(
         (
@@ -353,7 +357,7 @@ TRIES: dict[str, Callable[[Scene, str, str, str], str]] = {
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     folder: Path = tmp_path_factory.mktemp("m") / "s"
-    with web_matrix(folder, MATRIX.people(), count=4, times=3) as one:
+    with web_matrix(folder, MATRIX.people(), count=5, times=3) as one:
         yield one
 
 

@@ -135,12 +135,22 @@ class PastAttempt(TypedDict):
     error: Annotated[str, Meta(description="Why, with the end of the traceback.")]
 
 
+class ReplacedBody(TypedDict):
+    """A body that the request had before it was retried with another one."""
+
+    replaced_at: Time | None
+    bytes: Annotated[int, Meta(ge=0, description="Of the whole body.")]
+    frames: Annotated[list[str], Meta(description="Its first 16 KiB, at most.")]
+    base64: Annotated[bool, Meta(description="Whether the frames are in base64: not all are UTF-8.")]
+
+
 class PastAttempts(TypedDict):
     """The attempts of a request that failed, those before a retry included."""
 
     counts: Annotated[dict[str, Count], Meta(description="How many there were, by outcome.")]
     deaths: Annotated[int, Meta(description="Those since the last retry at which a worker died.")]
     attempts: Annotated[list[PastAttempt], Meta(description="The first and the last four.")]
+    replaced: NotRequired[Annotated[list[ReplacedBody], Meta(description="The first and the last.")]]
 
 
 class Request(TypedDict):

@@ -8,7 +8,7 @@ import json
 import re
 import secrets
 from collections.abc import Coroutine, Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NoReturn, TypeVar
 
 from msgspec import UNSET, Meta
 from starlette.requests import ClientDisconnect, Request
@@ -193,6 +193,9 @@ def described(row: RequestInfo) -> dict[str, Any]:
         spans = [{name: timestamp(one[name]) for name in ("started_at", "ended_at")} for one in history["attempts"]]
         attempts = [{**one, **span} for one, span in zip(history["attempts"], spans, strict=True)]
         known["history"] = {**history, "attempts": attempts}
+        if "replaced" in history:
+            bodies = [{**one, "replaced_at": timestamp(one["replaced_at"])} for one in history["replaced"]]
+            known["history"]["replaced"] = bodies
     return {**known, **times, "key": key, "links": links(row["uuid"])}
 
 
@@ -236,11 +239,13 @@ async def change_request(request: Request) -> Response:
 
 
 async def put_body(request: Request) -> Response:
-    """Replace the body of a waiting or delayed request."""
-    read_query(request, ())
+    """Replace the body of a waiting or delayed request; with `retry` that of a failed or expired one, and retry it."""
+    again = flag(read_query(request, ("retry",)), "retry")
     uuid, client = path_uuid(request.path_params["uuid"]), visitor_of(request).client
     body = await read_body(request, await max_body(request, client))
-    return await _change(client, uuid, body=[body])
+    if not again:
+        return await _change(client, uuid, body=[body])
+    return Response(status_code=204) if await client.retry(uuid, body=[body]) else await _not_retried(client, uuid)
 
 
 async def _change(client: Client, uuid: str, **given: Any) -> Response:
@@ -261,8 +266,10 @@ async def retry_request(request: Request) -> Response:
     read_query(request, ())
     uuid = path_uuid(request.path_params["uuid"])
     client = visitor_of(request).client
-    if await client.retry(uuid):
-        return accepted(uuid)
+    return accepted(uuid) if await client.retry(uuid) else await _not_retried(client, uuid)
+
+
+async def _not_retried(client: Client, uuid: str) -> NoReturn:
     state = (await _show(client, uuid))["state"]
     if state in ("failed", "expired"):
         raise HTTPProblem(403, "you may see this request, but not submit to its service; ask for that permission")
@@ -493,6 +500,7 @@ ROUTES = [
             "Replace the body of a waiting or delayed request",
             {"204": answer("The body is replaced."), **wrong(404, 409, 410, 413)},
             description="Its content type and its idempotency key stay as they are.",
+            parameters=[parameter("query", "retry", "Replace that of a failed or expired one, and retry it.", FLAG)],
             requestBody={"content": ANY_BODY, "description": "Anything; one frame."},
         ),
     ),

@@ -211,10 +211,11 @@ async def close_page(request: Request) -> Response:
 
 
 async def retry(request: Request) -> Response:
-    """Retry a failed or expired request."""
-    await forms.read(request)
+    """Retry a failed or expired request, perhaps with another body."""
+    form = await forms.read(request)
     uuid, client = _uuid(request), visitor_of(request).client
-    done = await client.retry(uuid)
+    body = _edited(form, (await _look_again(request)).body) if "body" in form else None
+    done = await client.retry(uuid, body=body)
     if not done:
         row = await client.show(uuid)  # raises when the visitor may not see it
         if row["state"] in ("failed", "expired"):
@@ -261,10 +262,13 @@ async def again(request: Request) -> Response:
     """Submit a request with the service, the options and the body of another one; it may start at once."""
     form = await forms.read(request)
     found = await _look_again(request)
-    body, text = found.body, form.get("body", "").replace("\r\n", "\n")  # browsers send \r\n for \n
-    if "body" in form and _editable(body) not in (None, text):
-        body = [text.encode()]
-    return await submit_again(request, found.info, body, delay=0)
+    return await submit_again(request, found.info, _edited(form, found.body) or found.body, delay=0)
+
+
+def _edited(form: forms.Form, body: Frames) -> Frames | None:
+    """The body in a form; None: it is the same."""
+    text = form.get("body", "").replace("\r\n", "\n")  # browsers send \r\n for \n
+    return [text.encode()] if "body" in form and _editable(body) not in (None, text) else None
 
 
 async def _look_again(request: Request) -> Look:
@@ -364,6 +368,8 @@ class TimelineEntry(NamedTuple):
     more: str = ""
     error: str = ""
     """With the traceback."""
+    label: str = ""
+    """Of the error; empty: its own."""
 
 
 FAILURES = {"failed": "Attempt failed", "died": "Worker died", "lost": "Worker lost; not an attempt"}
@@ -423,7 +429,12 @@ def _failed_attempts(row: RequestInfo) -> list[TimelineEntry]:
         worker = f" on {one['worker']}" + (f" ({one['user']})" if one["user"] else "") if one["worker"] else ""
         more = f"delivery {one['delivery']}{worker}, after {span(max(0, one['ended_at'] - one['started_at']) / 1e6)}"
         found.append(TimelineEntry(DONE, FAILURES[one["outcome"]], one["ended_at"], more, one["error"]))
-    if omitted := sum(history["counts"].values()) - len(found):
+    omitted = sum(history["counts"].values()) - len(found)
+    for old in history.get("replaced", ()):
+        text = "".join(old["frames"]) + " (base64)" * old["base64"]
+        found.append(TimelineEntry(DONE, "Body replaced", old["replaced_at"], size(old["bytes"]), text, "Old body"))
+    found.sort(key=lambda one: one.at)
+    if omitted:
         found.insert(1, TimelineEntry(UNKNOWN, f"{counted(omitted, 'more attempt')} failed", 0, "not kept"))
     return found
 

@@ -339,6 +339,21 @@ def test_what_waits_is_changed(http: httpx.Client, client: Client) -> None:
     assert http.get(f"{path}/body").content == b"y" * 100_000
 
 
+def test_an_expired_request_is_retried_with_another_body(http: httpx.Client, client: Client) -> None:
+    path = f"/v1/requests/{client.submit('nobody', b'late', ttl=0.001)}"
+    until(lambda: http.get(path).json()["state"] == "expired")
+    assert http.put(f"{path}/body", content=b"y").status_code == 409
+    assert http.put(f"{path}/body?retry=true", content=b"in time").status_code == 204
+    assert http.get(f"{path}/body").content == b"in time"
+    row = http.get(path).json()
+    (old,) = row["history"]["replaced"]
+    assert (row["state"], old["frames"], row["history"]["attempts"]) == ("waiting", ["late"], [])
+    assert old["replaced_at"].endswith("Z")
+    answer = http.put(f"{path}/body?retry=true", content=b"y")
+    assert (answer.status_code, answer.json()["detail"].partition(";")[0]) == (409, "the request is waiting")
+    assert http.put(f"/v1/requests/{'0' * 32}/body?retry=true", content=b"y").status_code == 404
+
+
 def test_what_cannot_be_changed(http: httpx.Client, worker: Worker) -> None:
     uuid = http.post(SUBMIT, content=b"x").json()["uuid"]
     path = f"/v1/requests/{uuid}"

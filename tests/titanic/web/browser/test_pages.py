@@ -134,6 +134,15 @@ def test_actions(window: Window, lived: Lived, client: Client, script: bool) -> 
     page.get_by_role("button", name="Retry 2 requests").click()
     see_done(page, "2 requests retried", script)
     page.goto(f"/requests/{uuids[1]}")
+    page.goto(f"/requests/{(late := lived.expired())}/again")
+    page.get_by_label("Body").fill("in time")
+    window.check(page) if script else None
+    page.get_by_role("button", name="Retry with this body").click()
+    expect(page.get_by_role("status").filter(has_text="Queued again")).to_be_visible()
+    page.get_by_text("Old body").click()
+    expect(page.get_by_text("late", exact=True)).to_be_visible()
+    window.check(page) if script else None
+    assert client.look(late).body == [b"in time"]
     page.goto(f"/requests/{client.submit('mail', b'{}')}")
     page.get_by_role("link", name="Run again…").click()
     page.get_by_label("Body").fill('{"to": "b@c.example"}')

@@ -110,6 +110,20 @@ def test_retrying_an_expired_request(http: httpx.Client, lived: Lived, client: C
     assert "it has not failed or expired" in answer.text
 
 
+def test_an_expired_request_is_retried_with_the_body_of_a_form(
+    http: httpx.Client, lived: Lived, client: Client
+) -> None:
+    uuid = lived.expired()
+    form = Page(http.get(f"/requests/{uuid}/again").text).form(f"/actions/requests/{uuid}/again")
+    http.post(f"/actions/requests/{uuid}/retry", data=form | {"body": "in\r\ntime"})
+    assert client.look(uuid).body == [b"in\ntime"]
+    found = page(http, uuid)
+    assert "Body replaced" in found.text
+    assert "Old body late" in found.text
+    waiting = Page(http.get(f"/requests/{uuid}/again").text)
+    assert "Retry with this body" not in waiting.text
+
+
 def test_closing_asks_for_confirmation(http: httpx.Client, client: Client) -> None:
     uuid = client.submit("mail", b"")
     asked = Page(http.get(f"/requests/{uuid}/close").text)
