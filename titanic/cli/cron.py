@@ -19,7 +19,14 @@ from titanic.client.client import Client
 from titanic.schedules import Schedule, Scheduler
 from titanic.schedules.schedule import check_name, in_utc
 from titanic.schedules.schedule_file import read_schedules
-from titanic.schedules.scheduler import last_tick, pause_schedule, paused_schedules, resume_schedule, submit_now
+from titanic.schedules.scheduler import (
+    ask_to_run,
+    last_tick,
+    pause_schedule,
+    paused_schedules,
+    resume_schedule,
+    submit_now,
+)
 from titanic.util.text import counted
 
 Words = tuple[str, ...]
@@ -39,6 +46,7 @@ def cron(words: Words, once: bool, as_json: bool, log_level: str, log_format: st
     titanic cron list FILE        list the last and next tick of each schedule
     titanic cron list             list all schedules that schedulers have registered
     titanic cron run FILE NAME    submit a request now, in addition to the ticks
+    titanic cron run NAME         have the scheduler that runs it do so, within 30 s
     titanic cron pause NAME...    pause schedules
     titanic cron resume NAME...   resume schedules; skipped ticks do not count as missed
 
@@ -71,7 +79,7 @@ def cron(words: Words, once: bool, as_json: bool, log_level: str, log_format: st
     --json prints, for list, a list of {name, when, service, missed, paused, next, last: null or {tick, uuid, state}},
     with times as UTC strings; for list without FILE a list of {name, owner, service, when, tz, next, last: null or
     {tick, uuid, state}, paused_at, late, process, registered_at, seen_at}, with times in microseconds since 1970;
-    `late`: its next tick was due two minutes ago, and no scheduler submitted it; for run {uuid}; for --once {uuids};
+    `late`: its next tick was due two minutes ago, and no scheduler submitted it; for run {uuid}, without FILE {names}; for --once {uuids};
     for pause and resume {names}. The state is `closed` if the request was closed, or deleted after its retention time.
 
     \b
@@ -90,11 +98,11 @@ def cron(words: Words, once: bool, as_json: bool, log_level: str, log_format: st
         with connect_to_read(reach) as client:
             _list_registered(client, as_json)
         return
-    if verb in ("pause", "resume"):
-        _set_paused(verb, names, as_json, reach)
+    if verb in ("pause", "resume") or (verb == "run" and len(names) == 1 and not Path(names[0]).is_file()):
+        _set_marks(verb, names, as_json, reach)
         return
     if len(names) != (2 if verb == "run" else 1):
-        wants = {"list": "titanic cron list FILE", "run": "titanic cron run FILE NAME", "": "titanic cron FILE"}[verb]
+        wants = {"list": "titanic cron list FILE", "run": "titanic cron run [FILE] NAME", "": "titanic cron FILE"}[verb]
         raise click.UsageError(f"write {wants}")
     schedules = read_schedules(Path(names[0]))
     if verb == "list":
@@ -184,7 +192,7 @@ def _run_now(schedules: Sequence[Schedule], name: str, as_json: bool, reach: End
         click.echo(uuid)
 
 
-def _set_paused(verb: str, names: Words, as_json: bool, reach: EndpointReach) -> None:
+def _set_marks(verb: str, names: Words, as_json: bool, reach: EndpointReach) -> None:
     if not names:
         raise click.UsageError(f"write titanic cron {verb} NAME")
     for name in names:
@@ -194,6 +202,9 @@ def _set_paused(verb: str, names: Words, as_json: bool, reach: EndpointReach) ->
             if verb == "pause":
                 pause_schedule(client, name)
                 text = "paused"
+            elif verb == "run":
+                ask_to_run(client, name)
+                text = "its scheduler submits it within 30 s, if one runs"
             else:
                 text = "resumed" if resume_schedule(client, name) else "was not paused"
             if not as_json:

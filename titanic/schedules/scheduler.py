@@ -12,7 +12,8 @@ All state is in idempotency keys, which all schedulers share and which survive e
     cron:NAME:since:3f2a…            set when the schedule is first seen; the time is in its UUID
     cron:NAME:paused                 a request for `cron.paused`; NAME is paused while it exists
     cron:NAME:resumed                set on resuming; the time is in its UUID
-    cron:NAME:run:5d1c…              a request of `titanic cron run`
+    cron:NAME:asked                  a request for `cron.paused`; a scheduler submits NAME now and closes it
+    cron:NAME:run:5d1c…              a request of `titanic cron run`; that of a scheduler has the UUID of the one above
 
 "Set" means: a key with a request that is closed at once and never executed. With access control, keys belong to a
 user: schedulers, and clients that pause schedules, must be the same user.
@@ -103,8 +104,15 @@ class ScheduleCore:
 PAUSED = "cron.paused"
 """The service of requests that stand for a pause. It has no workers."""
 
+UNENDED = ("waiting", "delayed")
+"""States of such a request while it counts."""
+
 _NEVER = {"delay": 3600.0, "ttl": 600.0}
 """A request that is closed at once; if that does not come to pass, it expires before it could be executed."""
+
+
+ASKED_FOR = 600.0
+"""Seconds for which a scheduler is asked to run a schedule."""
 
 
 class Past(NamedTuple):
@@ -128,9 +136,9 @@ def submit_tick(client: RequestQueue, schedule: Schedule, tick: int) -> str:
     return _submit(client, schedule, key=schedule.key(tick), key_for=schedule.key_for)
 
 
-def submit_now(client: Client, schedule: Schedule) -> str:
-    """Submit a request beside the ticks; its UUID."""
-    return _submit(client, schedule, key=f"cron:{schedule.name}:run:{os.urandom(8).hex()}")
+def submit_now(client: Client, schedule: Schedule, asked: str = "") -> str:
+    """Submit a request beside the ticks; its UUID. `asked`: the UUID of what asks for it."""
+    return _submit(client, schedule, key=f"cron:{schedule.name}:run:{asked or os.urandom(8).hex()}")
 
 
 def _submit(client: RequestQueue, schedule: Schedule, **keys: Any) -> str:
@@ -162,20 +170,38 @@ def last_tick(client: Client, schedule: Schedule, now: float) -> LastTick | None
 def paused_schedules(client: RequestQueue, names: Iterable[str]) -> dict[str, str]:
     """Those of these schedules that are paused, with the UUID of what stands for the pause."""
     keys = {paused_key(name): name for name in names}
-    uuids, states = client.find(list(keys))
-    return {keys[key]: uuid for key, uuid in uuids.items() if uuid in states}
+    return {keys[key]: uuid for key, uuid in _unended(client, keys).items()}
+
+
+def _unended(client: RequestQueue, keys: Iterable[str]) -> dict[str, str]:
+    """The keys of requests that have not ended, with their UUIDs."""
+    uuids, states = client.find([*keys])
+    return {key: uuid for key, uuid in uuids.items() if states.get(uuid) in UNENDED}
 
 
 def pause_schedule(client: RequestQueue, name: str) -> None:
     """Have no scheduler submit the ticks of this schedule, until it is resumed."""
-    key = paused_key(name)
+    _set_mark(client, paused_key(name), name, key_for=MOST_SECONDS)
+
+
+def ask_to_run(client: RequestQueue, name: str) -> None:
+    """Have a scheduler submit this schedule now, in addition to its ticks: within half a minute, if one runs; after ten
+    minutes no more."""
+    _set_mark(client, _asked_key(name), name, key_for=ASKED_FOR, ttl=ASKED_FOR)
+
+
+def _set_mark(client: RequestQueue, key: str, name: str, **more: float) -> None:
     uuids, states = client.find([key])
-    if uuids.get(key) in states:
+    if states.get(uuids.get(key, "")) in UNENDED:
         return
-    options: Any = {"key": key, "key_for": MOST_SECONDS, "delay": MOST_SECONDS}
-    if key in uuids:  # its request was closed
+    options: Any = {"key": key, "delay": MOST_SECONDS, **more}
+    if key in uuids:  # its request was closed, or has expired
         options["forget"] = [key]
     client.submit(PAUSED, name, **options)
+
+
+def _asked_key(name: str) -> str:
+    return f"cron:{name}:asked"
 
 
 def resume_schedule(client: RequestQueue, name: str) -> bool:
@@ -286,14 +312,21 @@ class Scheduler:
             with self._blaming(core):
                 plans[core] = self._plan(core, now)
         due = [core for core, plan in plans.items() if plan.ticks]
-        paused = paused_schedules(self._client, [core.schedule.name for core in due]) if due else {}
+        names = [core.schedule.name for core in (*due, *self._cores)]
+        keys = [paused_key(name) for name in names[: len(due)]] + [_asked_key(name) for name in names[len(due) :]]
+        marks = _unended(self._client, keys[:MOST_UUIDS]) if keys else {}
         done: list[Submitted] = []
         for core, plan in plans.items():
             with self._blaming(core):
-                if plan.ticks and core.schedule.name not in paused:
+                if plan.ticks and paused_key(core.schedule.name) not in marks:
                     for tick in plan.ticks:
                         done.append((core.schedule, tick, self._submit(core.schedule, tick, asked)))
                 core.done(plan)
+                if (mark := marks.get(_asked_key(core.schedule.name))) is not None:
+                    uuid = submit_now(self._client, core.schedule, mark)
+                    log.info("%s: run now is request %s", core.schedule.name, uuid)
+                    with contextlib.suppress(Forbidden):  # it expires
+                        self._client.close(mark)
         for core in self._cores:
             self._complain(core.schedule.name, self._failed.get(core.schedule.name))
         self._last.update({schedule.name: (tick, uuid) for schedule, tick, uuid in done})

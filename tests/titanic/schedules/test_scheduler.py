@@ -19,6 +19,7 @@ from titanic.errors import InvalidSchedule, UnknownRequest
 from titanic.schedules import Schedule, Scheduler
 from titanic.schedules.schedule_file import read_schedules
 from titanic.schedules.scheduler import (
+    ask_to_run,
     last_tick,
     pause_schedule,
     paused_schedules,
@@ -183,3 +184,34 @@ def test_what_goes_wrong_with_one_does_not_hold_up_the_others(client: Client, ca
 def test_two_of_one_name_are_refused(client: Client) -> None:
     with pytest.raises(InvalidSchedule, match="two schedules have the name often"):
         Scheduler(client, [EACH_SECOND, EACH_SECOND])
+
+
+def test_a_scheduler_runs_what_it_is_asked_to(client: Client) -> None:
+    """Once, whichever scheduler finds it first; also while the schedule is paused."""
+    hourly = Schedule("hourly", "absent", ["all", "of it"], every=3600, options={"priority": 7})
+    schedulers = [Scheduler(client, [hourly, Schedule("other", "absent", every=3600)]) for _ in range(2)]
+    pause_schedule(client, "hourly")
+    for count in (1, 2):
+        ask_to_run(client, "hourly")
+        ask_to_run(client, "hourly")
+        (mark,) = (row["uuid"] for row in client.list(service="cron.paused")[0] if row["key"] == "cron:hourly:asked")
+        for scheduler in schedulers:
+            assert scheduler.once() == []
+        rows = client.list(service="absent")[0]
+        assert len(rows) == count
+        assert (rows[-1]["key"], rows[-1]["priority"]) == (f"cron:hourly:run:{mark}", 7)
+        assert client.look(rows[-1]["uuid"]).body == [b"all", b"of it"]
+        with pytest.raises(UnknownRequest):
+            client.show(mark)
+    assert paused_schedules(client, ["hourly"])
+
+
+def test_a_scheduler_that_dies_before_it_closes_the_mark(client: Client) -> None:
+    hourly = Schedule("hourly", "absent", every=3600)
+    ask_to_run(client, "hourly")
+    (mark,) = client.find(["cron:hourly:asked"])[0].values()
+    uuid = submit_now(client, hourly, mark)
+    Scheduler(client, [hourly]).once()
+    assert [row["uuid"] for row in client.list(service="absent")[0]] == [uuid]
+    with pytest.raises(UnknownRequest):
+        client.show(mark)

@@ -73,6 +73,7 @@ page: set ends        admin              403      403             –          3
 page: pause           submit read        403      403, 403        403        303     –        –     303
 page: resume          submit read close  403      left, 403, 403  left       303     –        –     303
 page: run             submit read        403      403, 403        403        303     404      303   303
+page: ask to run      submit read        403      403, 403        403        303     –        –     303
 page: run again       submit read        403      403, 403        403        303     404      303   303
 """
 """Columns: what the action needs, and who tries it. Without a token, or with one that nobody has, all of it is `401`.
@@ -136,6 +137,7 @@ CALLS = {
     "page: pause": "POST /actions/schedules/pause",
     "page: resume": "POST /actions/schedules/resume",
     "page: run": "POST /actions/schedules/run",
+    "page: ask to run": "POST /actions/schedules/run",
     "page: run again": "POST /actions/requests/{uuid}/again",
 }
 """What each action is as a call, of those that are called in one way only."""
@@ -288,6 +290,8 @@ def paused(scene: Scene, user: str, owner: str, action: str) -> str:
         return status(program.post("/actions/services", data={"service": name, "do": "pause"}))
     if action == "page: set ends":
         return status(program.post("/actions/services/ends", data={"service": name, "on_end": "job.audit"}))
+    if action == "page: ask to run":
+        return status(program.post("/actions/schedules/run", data={"name": name}))
     answer = program.post("/actions/schedules/pause", data={"name": name})
     if action == "page: resume":
         answer = program.post("/actions/schedules/resume", data={"name": name})
@@ -345,7 +349,7 @@ TRIES: dict[str, Callable[[Scene, str, str, str], str]] = {
     **dict.fromkeys(("hooks", "hook", "put a hook", "delete a hook"), hooked),
     **dict.fromkeys(("start a job", "page: all that match"), started),
     **dict.fromkeys(("jobs", "job", "change a job", "page: stop"), job_changed),
-    **dict.fromkeys(("page: pause service", "page: set ends", "page: pause", "page: resume"), paused),
+    **dict.fromkeys(("page: pause service", "page: set ends", "page: pause", "page: resume", "page: ask to run"), paused),
     "page: run": run,
     "page: run again": run_again,
 }

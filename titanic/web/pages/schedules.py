@@ -17,7 +17,7 @@ from titanic.errors import InvalidRequest
 from titanic.protocol.answers import RequestInfo
 from titanic.protocol.documents import ScheduleInfo
 from titanic.schedules.schedule import NAME, check_name, in_utc
-from titanic.schedules.scheduler import PAUSED, pause_schedule, resume_schedule
+from titanic.schedules.scheduler import PAUSED, ask_to_run, pause_schedule, resume_schedule
 from titanic.web.app_state import app_state, visitor_of
 from titanic.web.auth.clients import call_sync
 from titanic.web.pages import forms
@@ -145,8 +145,13 @@ async def _name(request: Request) -> str:
 
 
 async def run(request: Request) -> Response:
-    """Submit the newest request of a schedule again, in addition to its ticks."""
-    uuid = (await forms.read(request)).get("uuid", "")
+    """Submit the newest request of a schedule again, in addition to its ticks; or have its scheduler submit one."""
+    form = await forms.read(request)
+    if name := form.get("name", ""):
+        check_name(name)
+        await call_sync(visitor_of(request).client, ask_to_run, name)
+        return app_state(request).to(request, "/schedules", f"The scheduler of {name} submits it within 30 seconds.")
+    uuid = form.get("uuid", "")
     found = await visitor_of(request).client.look(uuid, MAX_AGAIN)
     row = found.info
     parsed = parse_key(row["key"])

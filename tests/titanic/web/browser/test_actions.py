@@ -11,7 +11,7 @@ from support.lived import Lived
 from support.serving import serving
 
 from titanic import Client
-from titanic.schedules import Schedule
+from titanic.schedules import Schedule, Scheduler
 from titanic.schedules.scheduler import submit_tick
 from titanic.web.serving import WebServer
 from titanic.web.settings import WebSettings
@@ -39,6 +39,19 @@ def test_a_schedule_is_run_now(window: Window, client: Client) -> None:
     (row,) = [row for row in client.list(service="backup")[0] if row["uuid"] != tick]
     assert row["key"].startswith("cron:nightly:run:")
     assert page.url.endswith(row["uuid"])
+
+
+def test_a_registered_schedule_is_run_now(window: Window, client: Client) -> None:
+    daily = Schedule("daily" * 20, "backup", every=86_400)
+    Scheduler(client, [daily]).once()
+    page = window.page("/schedules")
+    window.check(page)
+    page.get_by_role("button", name="Run now").click()
+    expect(page.get_by_role("status").filter(has_text="submits it within 30 seconds")).to_be_visible()
+    window.check(page)
+    Scheduler(client, [daily]).once()
+    page.reload()
+    expect(page.get_by_role("link", name="waiting")).to_be_visible()
 
 
 def test_all_matching_requests_are_retried_and_closed(window: Window, lived: Lived, client: Client) -> None:

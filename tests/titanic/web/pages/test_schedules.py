@@ -76,6 +76,19 @@ def test_run_now(http: httpx.Client, client: Client) -> None:
     assert client.look(again["uuid"]).body == [b"all", b"\xff"]
 
 
+def test_the_scheduler_of_a_schedule_without_requests_runs_it(http: httpx.Client, client: Client) -> None:
+    daily = Schedule("daily", "mail", [b"all", b"\xff"], every=86_400)
+    Scheduler(client, [daily]).once()
+    form = page_of(http, "/schedules").form("/actions/schedules/run")
+    answer = http.post("/actions/schedules/run", data=form, follow_redirects=True)
+    assert "The scheduler of daily submits it within 30 seconds." in answer.text
+    Scheduler(client, [daily]).once()
+    (row,) = client.list(service="mail")[0]
+    assert client.look(row["uuid"]).body == [b"all", b"\xff"]
+    assert row["uuid"] in http.get("/schedules").text
+    assert do(http, "run", name="no name").status_code == 400
+
+
 def test_requests_that_cannot_be_run(http: httpx.Client, client: Client) -> None:
     other = client.submit("mail", b"")
     assert do(http, "run", uuid=other).status_code == 400
