@@ -41,6 +41,7 @@ redrive          close read   out     out      403 f    403 f, 403 f  –       
 archive          archive      out     out      403 f    403 f         –          200       –        –       200
 drain            admin        out     out      403 f    403 f         –          400 t     –        –       400 t
 set              admin        out     out      403 f    403 f         –          200       –        –       200
+sessions         admin        out     out      403 f    403 f         –          200       –        –       200
 refused          gateway      out     out      403 f    403 f         –          200       –        –       200
 schedules        read         out     out      403 f    403 f         –          200       –        –       200
 mmi.service      call         out     out      404      200           404        200       –        –       200
@@ -109,6 +110,7 @@ def bodies(requests: Requests) -> dict[str, tuple[bytes, ...]]:
         "archive": (b"titanic.admin", b'{"do": "archive"}'),
         "drain": (b"titanic.admin", b'{"do": "drain"}'),
         "set": (b"titanic.admin", b'{"do": "set", "service": "parked", "paused": false}'),
+        "sessions": (b"titanic.admin", b'{"do": "sessions", "user": "ann"}'),
         "refused": (b"titanic.admin", b'{"do": "refused", "rows": []}'),
         "schedules": (b"titanic.admin", b'{"do": "schedules", "rows": []}'),
         "mmi.service": (b"mmi.service", ECHO),

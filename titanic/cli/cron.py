@@ -79,8 +79,9 @@ def cron(words: Words, once: bool, as_json: bool, log_level: str, log_format: st
     --json prints, for list, a list of {name, when, service, missed, paused, next, last: null or {tick, uuid, state}},
     with times as UTC strings; for list without FILE a list of {name, owner, service, when, tz, next, last: null or
     {tick, uuid, state}, paused_at, late, process, registered_at, seen_at}, with times in microseconds since 1970;
-    `late`: its next tick was due two minutes ago, and no scheduler submitted it; for run {uuid}, without FILE {names}; for --once {uuids};
-    for pause and resume {names}. The state is `closed` if the request was closed, or deleted after its retention time.
+    `late`: its next tick was due two minutes ago, and no scheduler submitted it; for run {uuid}, without FILE {names};
+    for --once {uuids}; for pause and resume {names}. The state is `closed` if the request was closed, or deleted after
+    its retention time.
 
     \b
     Example:

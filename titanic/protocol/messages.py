@@ -313,6 +313,12 @@ class SetAction(Message, tag_field="do", tag="set"):
     on_end: Annotated[str, Meta(description="the name of a service")] | UnsetType | None = UNSET
 
 
+class SessionsAction(Message, tag_field="do", tag="sessions"):
+    """titanic.admin: record that a gateway ends all sessions of a user."""
+
+    user: Annotated[str, Meta(min_length=1, max_length=500, description="the name of a user")]
+
+
 class RefusedRow(Message):
     """What a gateway refused from an address in a minute, in minutes since 1970."""
 
@@ -370,6 +376,7 @@ Admin = (
     | ArchiveAction
     | DrainAction
     | SetAction
+    | SessionsAction
     | RefusedAction
     | SchedulesAction
 )
@@ -381,6 +388,7 @@ _ADMIN: dict[str, type[Admin]] = {
     "archive": ArchiveAction,
     "drain": DrainAction,
     "set": SetAction,
+    "sessions": SessionsAction,
     "refused": RefusedAction,
     "schedules": SchedulesAction,
 }

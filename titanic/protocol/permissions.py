@@ -20,7 +20,7 @@
     titanic.admin schedules          submit, and read                   403 without read; else rows are skipped
     titanic.admin archive            archive, or admin                  403
     titanic.admin drain              admin                              403
-    titanic.admin set                admin                              403
+    titanic.admin set, sessions      admin                              403
 
 A broker applies `RULES` before it passes a request on. A rule refuses what can be decided without the store. A request
 that passes is not permitted yet: the services check again with what they read from the body. A body that a rule cannot
@@ -65,6 +65,7 @@ NEEDS: Mapping[str, tuple[str, str]] = {
     "audit": ("read the audit", "audit = true"),
     "drain": ("drain nodes", "admin = true"),
     "set": ("change services", "admin = true"),
+    "sessions": ("end sessions of others", "admin = true"),
 }
 """For each action: what it is, and what the access file must contain for it. One that is named like a flag needs that
 flag; `_permits` has the others."""

@@ -31,6 +31,7 @@ from titanic.protocol.messages import (
     RefusedAction,
     RetryAction,
     SchedulesAction,
+    SessionsAction,
     SetAction,
     read_admin,
 )
@@ -106,6 +107,9 @@ class AdminWrite(Write):
                     self._settings, document = set_service.apply(transaction, options)
                     if document["done"]:
                         self._note(ask, *set_service.described(options), service=options.service.encode())
+                elif isinstance(options, SessionsAction):
+                    self._note(ask, "sessions", text=options.user)
+                    document = {"done": 1}
                 elif isinstance(options, RefusedAction):
                     minute = now_us // MINUTE_US
                     rows = {
@@ -370,6 +374,7 @@ _ACTIONS = {
     ArchiveAction: "archive",
     DrainAction: "drain",
     SetAction: "set",
+    SessionsAction: "sessions",
     RefusedAction: "gateway",
     SchedulesAction: "read",
 }

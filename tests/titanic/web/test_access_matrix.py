@@ -62,6 +62,8 @@ change a job          read               403      403             –          2
 page: all that match  close read         403      403, 403        –          303     –        –     303
 schedules             read               403      403             –          200     –        –     200
 session               –                  200      –               –          200     –        –     200
+end own sessions      –                  204      –               –          204     –        –     204
+end sessions          admin              403      403             –          204     –        –     204
 openapi               –                  200      –               –          200     –        –     200
 page: retry           submit read        403      403, 403        403        303     404      303   303
 page: close           close read         403      403, 403        –          303     kept     303   303
@@ -73,6 +75,8 @@ page: set ends        admin              403      403             –          3
 page: pause           submit read        403      403, 403        403        303     –        –     303
 page: resume          submit read close  403      left, 403, 403  left       303     –        –     303
 page: run             submit read        403      403, 403        403        303     404      303   303
+page: end own sessions  –                  303      –               –          303     –        –     303
+page: end sessions    admin              403      403             –          303     –        –     303
 page: ask to run      submit read        403      403, 403        403        303     –        –     303
 page: run again       submit read        403      403, 403        403        303     404      303   303
 """
@@ -127,6 +131,7 @@ CALLS = {
     "change a job": "PATCH /v1/jobs/{job}",
     "page: all that match": "POST /requests/all",
     "session": "GET /v1/session",
+    "end own sessions": "DELETE /v1/sessions",
     "openapi": "GET /v1/openapi.json",
     "page: retry": "POST /actions/requests/{uuid}/retry",
     "page: close": "POST /actions/requests/{uuid}/close",
@@ -137,6 +142,8 @@ CALLS = {
     "page: pause": "POST /actions/schedules/pause",
     "page: resume": "POST /actions/schedules/resume",
     "page: run": "POST /actions/schedules/run",
+    "page: end own sessions": "POST /actions/users/sessions",
+    "page: end sessions": "POST /actions/users/sessions",
     "page: ask to run": "POST /actions/schedules/run",
     "page: run again": "POST /actions/requests/{uuid}/again",
 }
@@ -311,6 +318,14 @@ def run_again(scene: Scene, user: str, owner: str, action: str) -> str:
     return status(scene.program(user).post(f"/actions/requests/{uuid}/again", headers=FORM))
 
 
+def sessions_ended(scene: Scene, user: str, owner: str, action: str) -> str:
+    """One's own, or those of another."""
+    program, other = scene.program(user), {} if "own" in action else {"user": "victim"}
+    if action.startswith("page"):
+        return status(program.post("/actions/users/sessions", data=other, headers=FORM))
+    return status(program.delete("/v1/sessions", params=other))
+
+
 def status(answer: httpx.Response) -> str:
     return str(answer.status_code)
 
@@ -349,8 +364,12 @@ TRIES: dict[str, Callable[[Scene, str, str, str], str]] = {
     **dict.fromkeys(("hooks", "hook", "put a hook", "delete a hook"), hooked),
     **dict.fromkeys(("start a job", "page: all that match"), started),
     **dict.fromkeys(("jobs", "job", "change a job", "page: stop"), job_changed),
-    **dict.fromkeys(("page: pause service", "page: set ends", "page: pause", "page: resume", "page: ask to run"), paused),
+    **dict.fromkeys(
+        ("page: pause service", "page: set ends", "page: pause", "page: resume", "page: ask to run"), paused
+    ),
     "page: run": run,
+    **dict.fromkeys(("end own sessions", "end sessions"), sessions_ended),
+    **dict.fromkeys(("page: end own sessions", "page: end sessions"), sessions_ended),
     "page: run again": run_again,
 }
 

@@ -135,7 +135,7 @@ class PastAttempt(TypedDict):
     error: Annotated[str, Meta(description="Why, with the end of the traceback.")]
 
 
-class ReplacedBody(TypedDict):
+class EarlierBody(TypedDict):
     """A body that the request had before it was retried with another one."""
 
     replaced_at: Time | None
@@ -150,7 +150,7 @@ class PastAttempts(TypedDict):
     counts: Annotated[dict[str, Count], Meta(description="How many there were, by outcome.")]
     deaths: Annotated[int, Meta(description="Those since the last retry at which a worker died.")]
     attempts: Annotated[list[PastAttempt], Meta(description="The first and the last four.")]
-    replaced: NotRequired[Annotated[list[ReplacedBody], Meta(description="The first and the last.")]]
+    replaced: NotRequired[Annotated[list[EarlierBody], Meta(description="The first and the last.")]]
 
 
 class Request(TypedDict):

@@ -6,16 +6,19 @@ Each module has its calls and their part of the document in ROUTES.
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from titanic.protocol import tsp
+from titanic.protocol.answers import check
 from titanic.version import __version__
 from titanic.web.api import event_stream, hooks, jobs, leases, request_batch, requests, services
 from titanic.web.api.openapi import IN_PATH, Session, answer, components, endpoint, parameter, wrong
 from titanic.web.api.resource import ApiRoute
-from titanic.web.app_state import visitor_of
+from titanic.web.app_state import app_state, visitor_of
 from titanic.web.request_headers import ROOT, read_query
 
 DESCRIPTION = """A persistent request queue: submit a request now, fetch its reply later.
@@ -36,6 +39,23 @@ async def get_session(request: Request) -> Response:
     return JSONResponse({"user": visitor.user, "csrf": visitor.csrf if visitor.needs_csrf else None})
 
 
+async def delete_sessions(request: Request) -> Response:
+    """End all sessions of the user, or of another one."""
+    await end_sessions(request, read_query(request, ("user",)).get("user", ""))
+    return Response(status_code=204)
+
+
+async def end_sessions(request: Request, user: str) -> None:
+    """End all sessions of a user, by default the visitor. The server decides about those of another, and records it."""
+    visitor = visitor_of(request)
+    if user not in ("", visitor.user):
+        options = {"do": "sessions", "user": user}
+        check(await visitor.client.calls.ask(tsp.ADMIN, json.dumps(options).encode()))
+    app_state(request).identity.sessions.end_all(user or visitor.user, time.time())
+
+
+_ENDED = {"204": answer("They are ended."), **wrong()}
+_OF = [parameter("query", "user", "Another user; that needs `admin`.", str)]
 _SESSION = {"200": answer("The user, and the CSRF token of the session.", Session), **wrong()}
 _OPENAPI = {"200": answer("An OpenAPI document.", dict[str, Any]), **wrong()}
 
@@ -49,6 +69,10 @@ TAGS: dict[str, tuple[list[ApiRoute], str]] = {
     "gateway": (
         [
             ApiRoute("/v1/session", GET=endpoint(get_session, "session", "Get the signed-in user", _SESSION)),
+            ApiRoute(
+                "/v1/sessions",
+                DELETE=endpoint(delete_sessions, "end_sessions", "End all sessions of a user", _ENDED, parameters=_OF),
+            ),
             ApiRoute("/v1/openapi.json", GET=endpoint(get_document, "openapi", "This document", _OPENAPI)),
         ],
         "The gateway itself.",

@@ -412,7 +412,8 @@ class SessionSecret:
         self._path = path
         self._ended_path = None if path is None else path.with_name(f"{path.name}.ended")
         self.ended: dict[str, int] = {}
-        """Sessions that users signed out of, by the hash of their cookies, and when they would have expired."""
+        """Sessions that users signed out of, by the hash of their cookies, and when they would have expired; likewise
+        for users of whom all sessions were ended."""
         self.keys: tuple[bytes, ...] = (secrets.token_bytes(32),)
         if path is None:
             return
@@ -442,15 +443,24 @@ class SessionSecret:
         self._state = state
         try:
             self.keys = _read_secrets(self._path)
-            self.ended |= _read_ended(self._ended_path)
+            self._merge(_read_ended(self._ended_path))
         except (CallerError, OSError) as error:
             text = "not reloaded, the previous session secret stays in use: %s"
             log.error(text, error, extra=logs.event("reload-refused"))
         return True
 
+    def _merge(self, found: Mapping[str, int]) -> None:
+        for name, until in found.items():
+            self.ended[name] = max(until, self.ended.get(name, 0))
+
+    def all_ended_at(self, user: str) -> int:
+        """Until when sessions of a user began that were all ended."""
+        return self.ended.get(_mark_of(user), 0) - SESSION_LIFETIME
+
     def end(self, name: str, until: int, now: float) -> None:
         """Record that a user signed out of a session."""
-        self.ended = {one: end for one, end in self.ended.items() if end > now} | {name: until}
+        self.ended = {one: end for one, end in self.ended.items() if end > now}
+        self._merge({name: until})
         if self._ended_path is None:
             return
         folder = self._ended_path.parent
@@ -458,7 +468,7 @@ class SessionSecret:
             lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX)  # other gateways write it, too
-                self.ended |= {one: end for one, end in _read_ended(self._ended_path).items() if end > now}
+                self._merge({one: end for one, end in _read_ended(self._ended_path).items() if end > now})
                 lines = "".join(f"{one} {end}\n" for one, end in self.ended.items())
                 _write_file(folder, lines).replace(self._ended_path)
                 os.fsync(lock)
@@ -578,14 +588,15 @@ class Sessions:
 
     def begin(self, user: str, proof: str, now: float) -> str:
         """Open a session and return its cookie. `proof`: the hash of the user's token."""
-        said = f"{user}:{int(now)}:{proof}:{secrets.token_urlsafe(16)}"
+        began = max(int(now), self._secret.all_ended_at(user) + 1)
+        said = f"{user}:{began}:{proof}:{secrets.token_urlsafe(16)}"
         return f"{said}:{self._secret.sign(f'session:{said}')}"
 
     def find(self, cookie: str, now: float) -> Grant | None:
         """The session of this cookie; None: it is invalid or has ended."""
         name = _cookie_hash(cookie)
         found = self._grants.get(name) or self._read(cookie)
-        if found is None or found[0].ended or name in self._secret.ended or _is_over(found[0], now):
+        if found is None or found[0].ended or self._is_over(name, found[0], now):
             return None
         if name not in self._grants:
             if len(self._grants) >= self._most:
@@ -599,10 +610,14 @@ class Sessions:
             self._secret.end(_cookie_hash(cookie), int(grant.began) + SESSION_LIFETIME, now)
             grant.end()
 
+    def end_all(self, user: str, now: float) -> None:
+        """End all sessions of a user that began until now: with the next `sweep`."""
+        self._secret.end(_mark_of(user), int(now) + SESSION_LIFETIME, now)
+
     def sweep(self, now: float) -> None:
         """End sessions that have expired, were ended at another gateway, or were signed with a revoked secret."""
         for name, (grant, key) in list(self._grants.items()):
-            if _is_over(grant, now) or name in self._secret.ended or key not in self._secret.keys:
+            if self._is_over(name, grant, now) or key not in self._secret.keys:
                 del self._grants[name]
                 grant.end()
 
@@ -623,9 +638,14 @@ class Sessions:
     def _has_ended(self, name: str) -> bool:
         return self._grants[name][0].ended
 
+    def _is_over(self, name: str, grant: Grant, now: float) -> bool:
+        over = not -CLOCK_TOLERANCE <= now - grant.began <= SESSION_LIFETIME
+        return over or name in self._secret.ended or grant.began <= self._secret.all_ended_at(grant.user)
 
-def _is_over(grant: Grant, now: float) -> bool:
-    return not -CLOCK_TOLERANCE <= now - grant.began <= SESSION_LIFETIME
+
+def _mark_of(user: str) -> str:
+    """What stands for all sessions of a user among those that were ended; no cookie has this hash."""
+    return _cookie_hash(f"all:{user}")
 
 
 def _cookie_hash(cookie: str) -> str:

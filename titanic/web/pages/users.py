@@ -17,6 +17,7 @@ from starlette.routing import Route
 from broker import Access, AccessError, User, load_access
 from titanic.aio import Client
 from titanic.protocol.documents import Refusal
+from titanic.web.api.routes import end_sessions
 from titanic.web.api.services import audit_query
 from titanic.web.app_state import app_state, visitor_of
 from titanic.web.pages import forms
@@ -165,6 +166,13 @@ async def log_out(request: Request) -> Response:
     return answer
 
 
+async def end_all(request: Request) -> Response:
+    """End all sessions of the visitor, or of another user."""
+    user = (await forms.read(request)).get("user", "")
+    await end_sessions(request, user)
+    return app_state(request).to(request, "/users", f"All sessions of {user or visitor_of(request).user} have ended.")
+
+
 def local_path(path: str) -> str:
     """The path if it is a safe one on this host, else "/"."""
     found = urlsplit(path) if LOCAL.fullmatch(path) else None
@@ -176,4 +184,5 @@ ROUTES = [Route("/users", users), Route("/audit", audit)]
 SESSION_ROUTES = [
     Route("/login", log_in, methods=["GET", "POST"]),
     Route("/logout", log_out, methods=["POST"]),
+    Route("/actions/users/sessions", end_all, methods=["POST"]),
 ]

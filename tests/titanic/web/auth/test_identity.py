@@ -11,6 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from support.pages import Page
 from support.waiting import PATIENCE, until
 from support.web_secured import TOKENS, Secured, csrf_of, secured
 
@@ -114,6 +115,31 @@ def test_a_session_ends_with_its_log_out(scene: Secured) -> None:
     assert not browser.cookies
     assert httpx.get(f"{scene.url}/v1/stats", timeout=PATIENCE, cookies=cookies).status_code == 401
     assert other.get("/").status_code == 200
+
+
+def test_an_administrator_ends_all_sessions_of_a_user(own: Secured) -> None:
+    """The server decides, and has it in its audit. One's own end without it."""
+    alice, bob, chief = own.browser("alice"), own.browser("bob"), own.browser("chief")
+    form = {"csrf": csrf_of(alice.get("/users").text), "user": "chief"}
+    assert alice.post("/actions/users/sessions", data=form).status_code == 403
+    assert chief.get("/users").status_code == 200
+    forms = [values for _, values in Page(chief.get("/users").text).forms]
+    (form,) = (values for values in forms if values.get("user") == "alice")
+    with alice.stream("GET", "/v1/events?request=" + "0" * 32) as events:
+        received = events.iter_raw()
+        assert next(received)
+        answer = chief.post("/actions/users/sessions", data=form, follow_redirects=True)
+        assert "All sessions of alice have ended." in answer.text
+        for _ in received:  # it ends
+            pass
+    assert (alice.get("/users").status_code, bob.get("/users").status_code) == (303, 200)
+    (act,) = chief.get("/v1/audit", params={"act": "sessions"}).json()["acts"]
+    assert (act["user"], act["way"], act["text"]) == ("chief", "page", "alice")
+    own.browser("alice")
+    csrf = bob.get("/v1/session").json()["csrf"]
+    assert bob.delete("/v1/sessions", headers={"X-CSRF-Token": csrf}).status_code == 204
+    assert bob.get("/v1/session").status_code == 401
+    assert len(chief.get("/v1/audit", params={"act": "sessions"}).json()["acts"]) == 1
 
 
 def test_sessions_outlive_a_restart_and_are_shared(tmp_path: Path) -> None:

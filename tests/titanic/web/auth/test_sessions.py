@@ -85,6 +85,30 @@ def test_gateways_with_the_same_secret_share_sessions(tmp_path: Path) -> None:
     assert len(path.with_name("secret.ended").read_text().splitlines()) == 1, "what is over anyway is forgotten"
 
 
+def test_all_sessions_of_a_user_end_at_all_gateways(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    one, other = SessionSecret(path), SessionSecret(path)
+    here, there = Sessions(one), Sessions(other)
+    ann, bob = here.begin("ann", "proof", 5.5), here.begin("bob", "proof", 5.5)
+    grants = [there.find(cookie, 6.0) for cookie in (ann, bob)]
+    here.end_all("ann", 7.9)
+    assert other.refresh()
+    there.sweep(8.0)
+    assert [grant and grant.ended for grant in grants] == [True, False]
+    for sessions in (here, there, Sessions(SessionSecret(path))):
+        assert (sessions.find(ann, 8.0) is None, sessions.find(bob, 8.0) is None) == (True, False)
+    at_once, later = here.begin("ann", "proof", 7.95), there.begin("ann", "proof", 20.0)
+    assert all(there.find(cookie, 20.0) for cookie in (at_once, later))
+    there.end_all("ann", 15.0)
+    assert here.find(later, 21.0), "begun since"
+    assert one.refresh()
+    assert here.find(at_once, 21.0) is None
+    here.end_all("ann", 10.0)
+    assert here.find(at_once, 21.0) is None, "a clock that is set back undoes nothing"
+    there.end_all("bob", SESSION_LIFETIME + 100)
+    assert len(path.with_name("secret.ended").read_text().splitlines()) == 1, "what is over anyway is forgotten"
+
+
 def test_two_secrets_are_valid_while_one_is_changed(tmp_path: Path) -> None:
     path = tmp_path / "secret"
     secret = SessionSecret(path)
