@@ -37,7 +37,7 @@ def _conditions(context: click.Context, parameter: click.Parameter, given: Seque
         name, _, value = text.partition("=")
         if name not in CONDITIONS or not value or name in found:
             raise click.UsageError(f"--where is {text!r}; it must be NAME=VALUE, NAME one of {', '.join(CONDITIONS)}")
-        if name in TIMES and "T" in value:
+        if name in TIMES and {"T", "-"} & {*value}:
             found[name] = cast(datetime, read_time(context, parameter, value)).timestamp()
         elif name in (*TIMES, "older-than"):
             seconds = Duration(least=0).convert(value, parameter, context)

@@ -423,6 +423,8 @@ def test_the_command_line(tmp_path: Path) -> None:
         assert not all_of(client, "mail", "waiting")
         for wrong in ("colour=red", "state", "state=done", "since=x"):
             assert here("retry", "--where", wrong, *at).code in (1, 2), wrong
+        for wrong in ("since=2026-13-01", "until=2026-12-01", "since=2026-12-01T08:00"):
+            assert "it must be a time with its zone" in here("retry", "--where", wrong, *at).err, wrong
         for options in (["--yes"], ["--where", "state=failed", "--all"], ["--rate", "1"]):
             assert here("retry", *options, *at).code == 2
 
