@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -102,7 +103,12 @@ def backup(dest: Path, store: Path, as_json: bool) -> None:
     """
     expect_store(store)
     with _open(store) as opened, Bar("copying") as bar:
+        began = time.time()
         copy_store(opened, dest, bar.update)
+        try:
+            opened.note_backup(began)
+        except OSError as error:
+            say(f"the server's metrics will not show this backup: {error}")
     _print(dest, as_json)
 
 

@@ -49,6 +49,9 @@ def queue(snapshot: ServerSnapshot) -> Iterator[Metric]:
         yield CounterMetricFamily(metric, text, value=snapshot.counted[name])
     text = "Requests that were not stored."
     yield _labelled("titanic_requests_refused", text, "reason", snapshot.refused, CounterMetricFamily)
+    if snapshot.refused_users:
+        text = "Requests of a user that were not stored."
+        yield _by_two("titanic_user_requests_refused", text, ("user", "reason"), snapshot.refused_users)
     yield from refusals(snapshot.forbidden)
     yield from _services(snapshot)
     yield from _totals(snapshot.totals)
@@ -101,10 +104,7 @@ def refusals(counts: Mapping[tuple[str, str], int]) -> Iterator[Metric]:
             "Refusals for lack of a permission; an action is a service of Titanic, or an action at the broker."
             " The action handshake includes connections that only probed the server."
         )
-        family = CounterMetricFamily("titanic_refusals", text, labels=["user", "action"])
-        for labels, count in counts.items():
-            family.add_metric(list(labels), count)
-        yield family
+        yield _by_two("titanic_refusals", text, ("user", "action"), counts)
 
 
 def workers(count: Mapping[str, int | None]) -> Metric:
@@ -186,6 +186,14 @@ def _store(snapshot: ServerSnapshot) -> Iterable[Metric]:
     yield InfoMetricFamily("titanic_store_id", text, value={"id": snapshot.store_id})
     text = "Closed requests dropped for lack of space before they were archived."
     yield CounterMetricFamily("titanic_store_lost", text, value=store.lost)
+    if (lag := snapshot.archive_lag) is not None:
+        text = "Closed requests that the registered archive does not have yet."
+        yield GaugeMetricFamily("titanic_archive_lag_requests", text, value=lag.requests)
+        text = "Time since the first of these was closed."
+        yield GaugeMetricFamily("titanic_archive_lag_seconds", text, value=lag.seconds)
+    if (at := snapshot.backed_up_at) is not None:
+        text = "When the last complete backup by titanic backup began, since unix epoch in seconds."
+        yield GaugeMetricFamily("titanic_backup_timestamp_seconds", text, value=at)
 
 
 def _node(node: NodeSnapshot) -> Iterable[Metric]:
@@ -217,6 +225,14 @@ def _labelled(
     for key, value in values.items():
         if value is not None:
             family.add_metric([key], value)
+    return family
+
+
+def _by_two(name: str, text: str, labels: tuple[str, str], counts: Mapping[tuple[str, str], int]) -> Metric:
+    """A counter with two labels."""
+    family = CounterMetricFamily(name, text, labels=labels)
+    for values, count in counts.items():
+        family.add_metric(values, count)
     return family
 
 

@@ -36,6 +36,7 @@ from titanic.server.snapshot import (
     NodeSnapshot,
     ServerSnapshot,
     WorkerCounts,
+    archive_lag,
     gather,
     refusals,
     service_snapshots,
@@ -308,10 +309,12 @@ class Server:
             space = transaction.space()
             full_in = self._context.fill_rate.full_in(time.monotonic(), transaction)
             counts = transaction.counts()
+            lag = archive_lag(transaction, self.store.now_us())
             about_node = None if node is None else self._node_snapshot(node, transaction)
         return ServerSnapshot(
             counted={**self._services.counts, **self.dispatcher.core.counts},
             refused=dict(self._context.refused),
+            refused_users=refusals(self._context.refused_users.copy()),
             forbidden=self.forbidden(),
             services=services,
             totals=shown_totals(self.writer.facts.since_start()),
@@ -323,6 +326,8 @@ class Server:
             full=space.full,
             full_in=full_in,
             disk_full=space.disk_full,
+            archive_lag=lag,
+            backed_up_at=self.store.backed_up_at,
             readers=self.store.readers(),
             waiting_clients=len(self.dispatcher.waiters),
             commit_seconds=self.writer.seconds,

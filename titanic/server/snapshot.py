@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from titanic.commit.writer import Histogram
+from titanic.errors import RecordCorrupt
 from titanic.facts.counts import OTHER
 from titanic.facts.recorder import ServiceTotals
 from titanic.store import NO_QUEUE, Counts, Durability, ReadTransaction, StoreReader, ready_counts
@@ -50,6 +52,14 @@ class NodeSnapshot(NamedTuple):
     lost: int
 
 
+class ArchiveLag(NamedTuple):
+    """Closed requests that the registered archive does not have yet: how many, and the seconds since the first of them
+    was closed."""
+
+    requests: int
+    seconds: float
+
+
 @dataclass(frozen=True, slots=True)
 class ServerSnapshot:
     """A snapshot of a server."""
@@ -58,6 +68,8 @@ class ServerSnapshot:
     """Requests since the start, by outcome."""
     refused: Mapping[str, int]
     """Refusals, by reason."""
+    refused_users: Mapping[tuple[str, str], int]
+    """Refusals, by user and reason."""
     forbidden: Mapping[tuple[str, str], int]
     """Refusals for lack of a permission, by user and action."""
     services: Mapping[str, ServiceSnapshot]
@@ -78,6 +90,10 @@ class ServerSnapshot:
     """Seconds until the store is full, at the present rate; None: it does not fill, or it is not known yet."""
     disk_full: bool
     """Whether the disk has no room for writes."""
+    archive_lag: ArchiveLag | None
+    """None: no archive is registered."""
+    backed_up_at: float | None
+    """When the last backup began, in seconds since 1970; None: unknown."""
     readers: Sequence[StoreReader]
     """Processes that have been reading the store for some time."""
     waiting_clients: int
@@ -114,6 +130,20 @@ def service_snapshots(
             0.0 if oldest is None else max(0.0, (now_us - oldest) / 1e6),
         )
     return found | others(named, waiting, running, workers)
+
+
+def archive_lag(transaction: ReadTransaction, now_us: int) -> ArchiveLag | None:
+    """How far the registered archive lags behind; None: there is none."""
+    archive = transaction.archive()
+    if not archive.registered:
+        return None
+    first = max(archive.first, archive.archived_upto + 1)
+    closed = []
+    if first <= archive.last:
+        with suppress(RecordCorrupt):
+            closed = transaction.closed_bulk(first, first).requests()
+    seconds = max(0.0, (now_us - closed[0].closed_at) / 1e6) if closed else 0.0
+    return ArchiveLag(archive.last - first + 1, seconds)
 
 
 def gather(waiting: Mapping[bytes, int], running: Mapping[bytes, int], workers: WorkerCounts | None) -> list[bytes]:

@@ -325,6 +325,15 @@ class ServiceContext:
     )
     refused: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REASONS, 0))
     """Refusals by reason."""
+    refused_users: dict[tuple[str, str], int] = field(default_factory=dict)
+    """Refusals by user and reason, with access control."""
+
+    def count_refused(self, reason: str, ask: Ask) -> None:
+        """Count a refusal."""
+        self.refused[reason] += 1
+        if ask.user is not None:
+            key = ask.user.name, reason
+            self.refused_users[key] = self.refused_users.get(key, 0) + 1
 
     def origin(self, ask: Ask) -> Origin:
         """Who sent an ask, and from where."""

@@ -58,7 +58,7 @@ class AcceptWrite:
         self._new: dict[bytes, int] = {}
         self._due: int | None = None
         self._repeated = 0
-        self._refused: list[str] = []
+        self._refused: list[tuple[str, Ask]] = []
         self._forbidden: list[tuple[User, str, bytes, bytes]] = []
 
     def apply(self, transaction: WriteTransaction, now_us: int) -> None:
@@ -181,7 +181,7 @@ class AcceptWrite:
         return True
 
     def _refuse(self, ask: Ask, reason: str, answer: Frames) -> None:
-        self._refused.append(reason)
+        self._refused.append((reason, ask))
         self._answers.append((ask, answer))
 
     def uuids(self) -> Sequence[bytes]:
@@ -202,8 +202,8 @@ class AcceptWrite:
         context.facts.count(ACCEPTED, self._new)
         context.counts["repeated"] += self._repeated
         context.counts["refused"] += len(self._refused)
-        for reason in self._refused:
-            context.refused[reason] += 1
+        for reason, ask in self._refused:
+            context.count_refused(reason, ask)
             if reason == "store_full":
                 context.refused_full_at = time.monotonic()
         for user, fault, service, address in self._forbidden:
@@ -215,7 +215,8 @@ class AcceptWrite:
     def failed(self, error: StoreError) -> None:
         self._context.bytes_written += self._size
         self._context.counts["refused"] += len(self._asks)
-        self._context.refused["disk"] += len(self._asks)
+        for ask in self._asks:
+            self._context.count_refused("disk", ask)
         self._context.send_answers(
             [(ask, not_done("not stored", error, others=self._context.host.others())) for ask in self._asks]
         )

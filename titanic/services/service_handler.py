@@ -59,7 +59,8 @@ class ServiceHandler:
             waiting = self._bytes_taken - self._context.bytes_written
             if waiting and waiting + size > self._context.most_bytes:
                 text = f"busy: {waiting} bytes are waiting for the disk; try again in a moment"
-                self._context.refused["busy"] += len(batch)
+                for ask in batch:
+                    self._context.count_refused("busy", ask)
                 self._context.send_answers([(ask, tsp.failure(text)) for ask in batch])
                 return
             self._bytes_taken += size

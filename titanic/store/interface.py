@@ -98,6 +98,11 @@ class Store(Protocol):
     def reader_check(self) -> int:
         """Free what killed readers hold, and return how many there were. It takes microseconds."""
 
+    @property
+    def backed_up_at(self) -> float | None:
+        """When the last backup by `titanic backup` began, in seconds since 1970; None: not known, as always in
+        PostgreSQL."""
+
     def readers(self) -> list[StoreReader]:
         """The processes that have been reading for some time, the longest first. Any thread may call it. Those of a
         `remote` store are transactions; `pinned` is then an estimate for all together."""

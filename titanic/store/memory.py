@@ -125,6 +125,11 @@ class MemoryStore:
     def reader_check(self) -> int:
         return 0
 
+    @property
+    def backed_up_at(self) -> float | None:
+        """None: it is not known."""
+        return None
+
     def readers(self) -> list[StoreReader]:
         return []
 

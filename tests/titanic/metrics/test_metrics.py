@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from prometheus_client.core import GaugeMetricFamily
+from support.access_files import ALICE, BOB, AccessFiles
 from support.cli_titanic import here, running, titanic
 from support.processes import SUPPORT, Process
 from support.scraping import Samples, ask, samples
@@ -26,9 +27,10 @@ from support.waiting import until
 from broker import RemoteError, Worker
 from titanic.client.client import Client
 from titanic.commit.writer import Histogram
-from titanic.errors import Refused
+from titanic.errors import Forbidden, Refused
 from titanic.facts.counts import ACCEPTED
 from titanic.facts.recorder import MOST_NAMED
+from titanic.metrics import families
 from titanic.metrics import listener as listener_module
 from titanic.metrics.listener import MOST, MetricsListener
 from titanic.server.snapshot import MOST_SERVICES, OTHERS, ServiceSnapshot, bounded, gather, others
@@ -344,3 +346,63 @@ def test_many_may_ask_at_once() -> None:
     for one in crowd:
         one.close()
     listener.stop()
+
+
+def test_the_age_of_a_backup(tmp_path: Path) -> None:
+    """Of one that was made while the server runs; a later one counts, and a failed one does not."""
+    name = "titanic_backup_timestamp_seconds"
+    with observed(tmp_path) as (_, base):
+        assert name not in samples(base)
+        before = time.time()
+        assert here("backup", tmp_path / "first", "--store", tmp_path / "store").code == 0
+        first = samples(base)[name]
+        assert before - 1 <= first <= time.time()
+        assert here("backup", tmp_path / "first", "--store", tmp_path / "store").code == 1
+        assert samples(base)[name] == first
+        assert here("backup", tmp_path / "second", "--store", tmp_path / "store").code == 0
+        assert samples(base)[name] > first
+    assert here("restore", tmp_path / "second", "--store", tmp_path / "again").code == 0
+    assert list(tmp_path.glob("*/backed-up*")) == [tmp_path / "store/backed-up"]
+
+
+def test_how_far_the_archive_lags(tmp_path: Path) -> None:
+    names = ("titanic_archive_lag_requests", "titanic_archive_lag_seconds")
+    with serving(tmp_path) as server, Client(server.endpoints[0]) as client:
+
+        def shown() -> list[float | None]:
+            found = {one.name: one.samples[0].value for one in families.queue(server.snapshot()) if one.samples}
+            return [found.get(name) for name in names]
+
+        assert shown() == [None, None]
+        client.archive(register=True, archive="0" * 32, name="here")
+        assert shown() == [0, 0]
+        uuids = [client.submit("absent", b"x") for _ in range(3)]
+        for uuid in uuids:
+            client.close(uuid)
+        requests, seconds = shown()
+        assert requests == 3
+        assert seconds is not None
+        assert 0 < seconds < 600
+        client.archive(upto=2, uuid=uuids[1], archive="0" * 32)
+        assert shown()[0] == 1
+        client.archive(upto=3, uuid=uuids[2], archive="0" * 32)
+        assert shown() == [0, 0]
+        client.archive(register=False)
+        assert shown() == [None, None]
+
+
+def test_refusals_by_user(tmp_path: Path) -> None:
+    files = AccessFiles(tmp_path / "access", ALICE + "limits = { waiting = 1 }\n" + BOB)
+    keys = {"server_key": files.server_key}
+    with observed(tmp_path, *files.options) as (endpoint, base):
+        with Client(endpoint, key=files.secret("alice"), **keys) as alice:
+            alice.submit("absent", b"x")
+            for _ in range(2):
+                with pytest.raises(Refused):
+                    alice.submit("absent", b"x")
+        with Client(endpoint, key=files.secret("bob"), **keys) as bob, pytest.raises(Forbidden):
+            bob.submit("absent", b"x")
+        found = samples(base)
+    assert found['titanic_user_requests_refused_total{reason="user_full",user="alice"}'] == 2
+    assert sum(name.startswith("titanic_refusals_total") and 'user="bob"' in name for name in found) == 1
+    assert found['titanic_requests_refused_total{reason="user_full"}'] == 2

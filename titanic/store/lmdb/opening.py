@@ -45,7 +45,10 @@ NEW = "new.mdb"
 LOCK = "lock.mdb"
 _OUR_LOCK = "titanic.lock"
 _LOCK_SIZE = 2 * PAGE
-_OURS = {DATA, LOCK, _OUR_LOCK, NEW, "lost+found"}
+BACKED_UP = "backed-up"
+"""An empty file of the time at which the last backup began: a backup beside a server cannot write to its data."""
+
+_OURS = {DATA, LOCK, _OUR_LOCK, NEW, BACKED_UP, "lost+found"}
 _READERS = 126
 _MOST_FORMATS = 999
 """A number beyond that is damage and no format to come."""

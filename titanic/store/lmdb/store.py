@@ -317,6 +317,24 @@ class LmdbStore:
                 f"the store in {self.path} could not be synced", str(error), "a power failure may lose the last commit"
             ) from error
 
+    @property
+    def backed_up_at(self) -> float | None:
+        """When the last backup that was noted began, in seconds since 1970; None: there was none."""
+        try:
+            return (Path(self.path) / opening.BACKED_UP).stat().st_mtime
+        except OSError:
+            return None
+
+    def note_backup(self, at: float) -> None:
+        """Note when a backup began, for `backed_up_at` of the server, which has the store open. Raises OSError."""
+        draft = Path(self.path) / f"{opening.BACKED_UP}.{os.getpid()}"
+        try:
+            draft.touch()
+            os.utime(draft, (at, at))
+            draft.rename(Path(self.path) / opening.BACKED_UP)
+        finally:
+            draft.unlink(missing_ok=True)
+
     def readers(self) -> list[StoreReader]:
         """The transactions that have been reading for some time (interface.py)."""
         return self.environment.readers.list()

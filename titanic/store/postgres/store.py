@@ -360,6 +360,11 @@ class PostgresStore:
         """None: a reader that was killed has lost its connection, and PostgreSQL ends its transaction."""
         return 0
 
+    @property
+    def backed_up_at(self) -> float | None:
+        """None: it is not known."""
+        return None
+
     def readers(self) -> list[StoreReader]:
         """Slow transactions, as the last search found them."""
         return self._readers
