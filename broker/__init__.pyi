@@ -103,6 +103,7 @@ from broker.toml_file import TomlFile as TomlFile
 from broker.toml_file import nearest as nearest
 from broker.worker import MultiWorker as MultiWorker
 from broker.worker import Worker as Worker
+from broker.worker_base import JobObserver as JobObserver
 from broker.worker_base import LeadRegistration as LeadRegistration
 from broker.worker_base import WorkerBase as WorkerBase
 from broker.worker_base import WorkerRegistration as WorkerRegistration

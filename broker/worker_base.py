@@ -53,6 +53,26 @@ class Handlers(Protocol):
         """Note that one of the calls is done."""
 
 
+RETURNED, DIED = "returned", "died"
+"""How a request leaves a worker without a reply: it goes to another one, or its process died."""
+
+
+class JobObserver(Protocol):
+    """Learns which requests workers have."""
+
+    def watch(self, worker: WorkerBase) -> None:
+        """Set itself as the observer of a worker that does not run yet."""
+
+    # Called in the loops of the workers.
+
+    def begun(self, delivery: Delivery) -> None:
+        """The worker has this."""
+
+    def ended(self, delivery: Delivery, body: Frames, outcome: str) -> None:
+        """The worker has it no more. `outcome`: RETURNED or DIED; empty: `body` is the end of its reply, or an
+        error."""
+
+
 class WorkerBase:
     """A worker: its registrations with brokers, in a loop.
 
@@ -186,6 +206,9 @@ class WorkerBase:
         if all(session.stopped for session in self.sessions):
             self._loop.stop()
 
+    observer: JobObserver | None = None
+    """None: its requests are not observed."""
+
     _passes_on = False
     """Whether other processes execute the requests, so that the end of this process is not the end of their worker."""
 
@@ -252,6 +275,11 @@ class WorkerBase:
         return 0 if self._ended else sum(session.slots for session in self.sessions if session.registered)
 
     @property
+    def reconnects(self) -> int:
+        """How often a broker was lost."""
+        return sum(report.lost for report in self._logs)
+
+    @property
     def sessions(self) -> list[WorkerSession]:
         """The sessions with the broker: one, or one for each service and job."""
         return [channel.session for channel in list(self._channels)]
@@ -313,9 +341,14 @@ class WorkerRegistration(WorkerChannel):
         self._worker._handlers.done()
         self._done(job, body)
 
-    def _done(self, job: Job, body: Frames) -> None:
+    def _forget(self, job: Job, body: Frames, outcome: str) -> None:
+        delivery, observer = self._deliveries.pop(job.number), self._worker.observer
+        if observer is not None:
+            observer.ended(delivery, body, outcome)
+
+    def _done(self, job: Job, body: Frames, outcome: str = "") -> None:
         now = time.monotonic()
-        del self._deliveries[job.number]
+        self._forget(job, body, outcome)
         self.session.final(job.number, body, now)
         self._worker._loop.touch(self)
         if self._slots is not None and not self.session.joint:
@@ -338,12 +371,12 @@ class WorkerRegistration(WorkerChannel):
             if among != 1 or others:
                 self.session.lost(time.monotonic())
             for job in others:
-                self._done(job, [])
+                self._done(job, [], RETURNED)
         else:
             for job in others:
                 self.give_back(job)
         for job in suspects:
-            self._done(job, error_body(500, text))
+            self._done(job, error_body(500, text), DIED)
 
     def progress(self, delivery: Delivery) -> None:
         """Send the handler's progress. Any thread may call this."""
@@ -388,6 +421,8 @@ class WorkerRegistration(WorkerChannel):
         """Call the handler for a request."""
         worker = self._worker
         delivery = self._deliveries[job.number] = Delivery(job.context, self, job.number, job.service)
+        if worker.observer is not None:
+            worker.observer.begun(delivery)
         if not worker._handlers.call(worker._handle, self, job, delivery):
             self._done(job, error_body(500, "the worker cannot start a thread; try again later"))
 
@@ -437,7 +472,7 @@ class LeadRegistration(WorkerRegistration):
         super().close()
 
     def give_back(self, job: Job) -> None:
-        del self._deliveries[job.number]
+        self._forget(job, [], RETURNED)
         self.session.give_back(job.number, time.monotonic())
         self._worker._loop.touch(self)
 
@@ -445,8 +480,10 @@ class LeadRegistration(WorkerRegistration):
         if not self.session.says_lost:
             super().died(suspects, others, among, text)
             return
-        for job in (*suspects, *others):
-            del self._deliveries[job.number]
+        for job in suspects:
+            self._forget(job, [], DIED)
+        for job in others:
+            self._forget(job, [], RETURNED)
         numbers = [job.number for job in suspects], [job.number for job in others]
         self.session.lose(*numbers, time.monotonic())
         self._worker._loop.touch(self)

@@ -75,6 +75,8 @@ class WorkerLog(Channel):
         self._starved: Throttle[str, None] = Throttle(lines=1, window=STARVED_EVERY)
         self._refused = False
         self._over = False
+        self.lost = 0
+        """How often the broker was lost."""
 
     def leave(self) -> None:
         """Log nothing more: the worker ends."""
@@ -142,6 +144,7 @@ class WorkerLog(Channel):
             self._probe.close()
         else:
             if self._there:
+                self.lost += 1
                 self._log.warning("lost the %s at %s; reconnecting", self._kind, self._at)
             self._silent_since, self._pause = now, self._first
             self._warn_at = now + self._pause

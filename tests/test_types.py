@@ -197,4 +197,4 @@ def test_submitting_many_takes_all_options() -> None:
 def test_a_worker_shows_its_public_face() -> None:
     """And not what its loop calls."""
     names = {name for name in dir(broker.Worker) if not name.startswith("_")}
-    assert names == {"run", "start", "stop", "abandon", "every", "registered", "sessions"}
+    assert names == {"run", "start", "stop", "abandon", "every", "observer", "registered", "reconnects", "sessions"}

@@ -9,19 +9,28 @@ import shutil
 import subprocess
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.cli_titanic import here, running
 from support.postgres import needs_postgres, shared_server
-from support.scraping import ALERTS, DASHBOARD, DEPLOY, ask, named_in_alerts, named_in_dashboard, names_of
+from support.scraping import (
+    ALERTS,
+    DASHBOARD,
+    DEPLOY,
+    named_in_alerts,
+    named_in_dashboard,
+    names_of,
+    needs_prometheus,
+    prometheus_of,
+)
 from support.waiting import PATIENCE, until
 
-from broker import Worker
+from broker import Delivery, Worker
 from titanic import Client
+from titanic.metrics.families import worker_ready
+from titanic.metrics.worker import WorkerMetrics
 
 needs_promtool = pytest.mark.skipif(
     shutil.which("promtool") is None and "CI" not in os.environ, reason="needs promtool, which isn't installed"
@@ -38,6 +47,17 @@ def promtool(*arguments: str) -> None:
 
 def alerts() -> list[str]:
     return re.findall(r"- alert: (\w+)", ALERTS.read_text())
+
+
+def of_workers() -> set[str]:
+    """The names that a worker exports which has had a request and has another one."""
+    metrics = WorkerMetrics()
+    metrics.processes(1, 0, 1)
+    for delivery in (Delivery(b"", service=b"s"), Delivery(b"", service=b"s")):
+        metrics.begun(delivery)
+    metrics.ended(delivery, [b"x"], "")
+    families = [*metrics.collect(), worker_ready(True)]
+    return {sample.name for family in families for sample in family.samples}
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +80,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
         while "titanic_thread_lag_seconds" not in names:  # they are asked for the first time soon
             with urllib.request.urlopen(url, timeout=30) as answer:
                 names = names_of(answer.read().decode())
-        return names | users
+        return names | users | of_workers()
 
 
 @needs_promtool
@@ -79,12 +99,14 @@ def test_the_scrape_configuration_is_sound() -> None:
 
 
 @needs_promtool
-def test_the_broker_apart_is_one_line_more(tmp_path: Path) -> None:
-    """As its comment says; and it is where titanic.toml has the broker's figures."""
+def test_the_broker_apart_and_workers_are_some_lines_more(tmp_path: Path) -> None:
+    """As comments say; and they are where titanic.toml has their metrics."""
     text = (ALERTS.parent / "scrape.yml").read_text().replace("# - targets", "- targets")
+    begin, of_workers, rest = text.partition("  # - job_name")
+    text = begin + (of_workers + rest).replace("  # ", "  ")
     (tmp_path / "scrape.yml").write_text(text)
     promtool("check", "config", "--syntax-only", str(tmp_path / "scrape.yml"))
-    found = re.findall(r"- targets: \[\"([^\"]+)\"\]", text)
+    found = [one for line in re.findall(r"- targets: \[(.*)\]", text) for one in re.findall(r"\"([^\"]+)\"", line)]
     assert found == re.findall(r'^#metrics = "([^"]+)"', (DEPLOY / "titanic.toml").read_text(), re.MULTILINE)
 
 
@@ -123,6 +145,7 @@ def test_what_is_exported_is_shown(exported: set[str]) -> None:
     closer |= {"titanic_store_reader_seconds", "titanic_archive_lag_requests"}
     closer |= {"titanic_commit_seconds_sum", "titanic_commit_changes_bucket", "titanic_store_info"}
     closer |= {f"titanic_service_{name}_seconds_{of}" for name in ("wait", "run") for of in ("count", "sum")}
+    closer |= {f"titanic_worker_run_seconds_{of}" for of in ("count", "sum")}
     closer |= {name for name in exported if name.startswith("titanic_broker_")}
     assert {name for name in exported if name.startswith("titanic_")} - shown - closer == set()
 
@@ -140,57 +163,28 @@ def test_the_panels_have_titles_and_places_of_their_own() -> None:
     assert max(x for x, _ in taken) < 24
 
 
-PROMETHEUS = """
-global: {{scrape_interval: 1s, evaluation_interval: 1s}}
-rule_files: ["{alerts}"]
-scrape_configs:
-  - job_name: titanic
-    static_configs: [{{targets: {targets}}}]
+SILENT = {"Time to drain, by service", "Changes per commit", "Refusals per second, by user", "{{instance}}: backup"}
+"""Panels and lines that may have nothing to show: nothing drains, an idle server commits nothing, there are no users,
+and no backup."""
+
+
+SHOP = """
+import time
+from pathlib import Path
+
+from titanic.tasks import Tasks
+
+app = Tasks(name="shop")
+
+
+@app.task
+def wait(file: str) -> None:
+    while not Path(file).exists():
+        time.sleep(0.05)
 """
 
-SILENT = {"Time to drain, by service", "Changes per commit", "Refusals per second, by user", "{{instance}}: backup"}
-"""Panels and lines that may have nothing to show: nothing drains, an idle server commits nothing, there are no users and
-no backup."""
 
-
-class Prometheus:
-    """A real one, which scrapes servers."""
-
-    def __init__(self, log: Path) -> None:
-        self._log = log
-        self.url = f"http://{until(self._found)}"
-        until(lambda: ask(f"{self.url}/-/ready")[0] == 200)
-
-    def _found(self) -> str:
-        found = re.search(r"address=(127\.0\.0\.1:[1-9]\d*)", self._log.read_text())
-        return found[1] if found else ""
-
-    def ask(self, query: str) -> list[dict[str, Any]]:
-        """The series that a query finds now. It fails for a query that Prometheus does not understand."""
-        code, text = ask(f"{self.url}/api/v1/query?{urllib.parse.urlencode({'query': query})}")
-        assert code == 200, text
-        found: list[dict[str, Any]] = json.loads(text)["data"]["result"]
-        return found
-
-
-@contextmanager
-def prometheus_of(folder: Path, targets: list[str]) -> Iterator[Prometheus]:
-    """One that evaluates the alerts."""
-    folder.mkdir()
-    (folder / "prometheus.yml").write_text(PROMETHEUS.format(alerts=ALERTS, targets=json.dumps(targets)))
-    options = [f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"]
-    with (folder / "log").open("w") as log:
-        started = subprocess.Popen(["prometheus", *options, "--web.listen-address=127.0.0.1:0"], stderr=log)
-        try:
-            yield Prometheus(folder / "log")
-        finally:
-            started.terminate()
-            started.wait(30)
-
-
-@pytest.mark.skipif(
-    shutil.which("prometheus") is None and "CI" not in os.environ, reason="needs prometheus, which isn't installed"
-)
+@needs_prometheus
 @pytest.mark.parametrize("count", [1, pytest.param(3, marks=needs_postgres)])
 def test_a_prometheus_answers_every_panel(count: int, tmp_path: Path) -> None:
     """With one server, and with three nodes that share a database: what waits there is not counted three times."""
@@ -206,14 +200,21 @@ def test_a_prometheus_answers_every_panel(count: int, tmp_path: Path) -> None:
                 servers.append(stack.enter_context(running(tmp_path / f"log{number}", "serve", *arguments)))
             endpoints = [server.says(r"serving at ([^;]+);")[1] for server in servers]
             targets = [server.says(r"metrics at http://(\S+)/metrics")[1] for server in servers]
-            prometheus = stack.enter_context(prometheus_of(tmp_path / "prometheus", targets))
+            (tmp_path / "panel_shop.py").write_text(SHOP)
+            more = ("--endpoint", endpoints[0], "--metrics", "127.0.0.1:0")
+            pool = running(tmp_path / "pool", "worker", "panel_shop:app", *more, PYTHONPATH=str(tmp_path))
+            worker = stack.enter_context(pool).says(r"metrics at http://(\S+)/metrics")[1]
+            prometheus = stack.enter_context(prometheus_of(tmp_path / "prometheus", ALERTS, targets, [worker]))
             until(lambda: len(prometheus.ask("titanic_ready == 1")) == count)
-            with Client(endpoints[0]) as client, Worker("s", lambda frames: frames, endpoints[0]):
+            with Client(endpoints[0]) as client:
                 client.archive(register=True, archive="0" * 32, name="here")
                 for _ in range(5):
                     client.submit("absent", b"x")
-                client.wait(client.submit("s", b"x"), PATIENCE)
-                until(lambda: prometheus.ask('titanic:service_failed:ratio5m{service="s"}'))
+                (tmp_path / "go").touch()
+                client.wait(client.submit("shop.wait", f'{{"args": ["{tmp_path}/go"]}}'), PATIENCE)
+                until(lambda: prometheus.ask('titanic:service_failed:ratio5m{service="shop.wait"}'))
+                client.submit("shop.wait", f'{{"args": ["{tmp_path}/end"]}}')
+            until(lambda: prometheus.ask('titanic_worker_running{service="shop.wait"}'))
             panels = json.loads(DASHBOARD.read_text())["panels"]
             for panel in panels:
                 for target in panel["targets"]:
@@ -225,6 +226,7 @@ def test_a_prometheus_answers_every_panel(count: int, tmp_path: Path) -> None:
             (waiting,) = (panel["targets"][0]["expr"] for panel in panels if panel["title"] == "Waiting")
             waiting = waiting.replace("$instance", ".*")
             until(lambda: [one["value"][1] for one in prometheus.ask(waiting)] == ["5"])
+            (tmp_path / "end").touch()
     finally:
         if postgres:
             postgres.drop_database(name)

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
+import subprocess
+import urllib.parse
 import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.error import HTTPError
+
+import pytest
+from support.waiting import until
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 ALERTS = DEPLOY / "prometheus/alerts.yml"
@@ -51,3 +61,55 @@ def named_in_dashboard() -> set[str]:
 
 def _named(expressions: list[str]) -> set[str]:
     return set(re.findall(r"\b(?:titanic|process)_\w+", "\n".join(expressions)))
+
+
+PROMETHEUS = """
+global: {{scrape_interval: 1s, evaluation_interval: 1s}}
+rule_files: ["{alerts}"]
+scrape_configs:
+  - job_name: titanic
+    static_configs: [{{targets: {servers}}}]
+  - job_name: titanic-workers
+    static_configs: [{{targets: {workers}}}]
+"""
+
+
+needs_prometheus = pytest.mark.skipif(
+    shutil.which("prometheus") is None and "CI" not in os.environ, reason="needs prometheus, which isn't installed"
+)
+
+
+class Prometheus:
+    """A real one, which scrapes servers."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self.url = f"http://{until(self._found)}"
+        until(lambda: ask(f"{self.url}/-/ready")[0] == 200)
+
+    def _found(self) -> str:
+        found = re.search(r"address=(127\.0\.0\.1:[1-9]\d*)", self._log.read_text())
+        return found[1] if found else ""
+
+    def ask(self, query: str) -> list[dict[str, Any]]:
+        """The series that a query finds now. It fails for a query that Prometheus does not understand."""
+        code, text = ask(f"{self.url}/api/v1/query?{urllib.parse.urlencode({'query': query})}")
+        assert code == 200, text
+        found: list[dict[str, Any]] = json.loads(text)["data"]["result"]
+        return found
+
+
+@contextmanager
+def prometheus_of(folder: Path, rules: Path, servers: list[str], workers: Sequence[str] = ()) -> Iterator[Prometheus]:
+    """One that scrapes these and evaluates a file of rules, every second."""
+    folder.mkdir()
+    targets = {"servers": json.dumps(servers), "workers": json.dumps([*workers])}
+    (folder / "prometheus.yml").write_text(PROMETHEUS.format(alerts=rules, **targets))
+    options = [f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"]
+    with (folder / "log").open("w") as log:
+        started = subprocess.Popen(["prometheus", *options, "--web.listen-address=127.0.0.1:0"], stderr=log)
+        try:
+            yield Prometheus(folder / "log")
+        finally:
+            started.terminate()
+            started.wait(30)

@@ -16,8 +16,9 @@ from typing import Any
 
 import click
 
-from broker import DELIVERY, Curve, Delivery, RemoteError, Worker, WorkerConfig
+from broker import DELIVERY, Curve, Delivery, RemoteError, Worker, WorkerConfig, is_exposed
 from titanic import logs, telemetry
+from titanic.cli.endpoint import Address, Listen
 from titanic.cli.options import (
     broker_version,
     command,
@@ -28,11 +29,12 @@ from titanic.cli.options import (
     log_options,
     option,
     seconds,
+    together,
 )
 from titanic.cli.printing import as_text
 from titanic.cli.running import StopSignal, say
 from titanic.jobs.context import Failed, RequestContext, current_or_none
-from titanic.pool.core import ChildConfig
+from titanic.pool.core import ChildConfig, PoolObserver
 from titanic.protocol.tsp import Frames
 from titanic.util.processes import end_with_parent
 from titanic.util.sd_notify import VARIABLES, Notifier
@@ -208,6 +210,38 @@ def _environment(request: RequestContext | None) -> dict[str, str]:
     }
 
 
+metrics_options = together(
+    option(
+        "--metrics",
+        type=Listen(),
+        metavar="HOST:PORT",
+        default=None,
+        envvar="TITANIC_WORKER_METRICS",
+        help="Address for /metrics (Prometheus), /healthz and /readyz; port 0 picks a free port.",
+    ),
+    option(
+        "--open",
+        "metrics_open",
+        is_flag=True,
+        envvar="TITANIC_WORKER_METRICS_OPEN",
+        help="Allow other machines to read --metrics.",
+    ),
+)
+"""Those of both workers."""
+
+
+def serve_metrics(address: Address, *, open: bool) -> PoolObserver:
+    """Serve a worker's metrics until they are closed. Return what observes it."""
+    if is_exposed(f"tcp://{address}") and not open:
+        advice = f"serve them at 127.0.0.1:{address.port}, or allow it: --open"
+        raise click.UsageError(f"cannot serve metrics at {address}: other machines could read them; {advice}")
+    from titanic.metrics.worker import WorkerMetrics  # not every worker pays for it
+
+    made = WorkerMetrics()
+    made.serve(*address)
+    return made
+
+
 def _watch(worker: Worker) -> None:
     """Report to the service manager, if it asks for that, that the worker's loop runs. Commands may take any time:
     they run in threads of their own."""
@@ -252,6 +286,7 @@ def _watch(worker: Worker) -> None:
 @declared(ChildConfig, "otel")
 @option("--jobs", "-j", type=click.IntRange(1, 500), metavar="N", default=1, help="Requests processed at once.")
 @log_options
+@metrics_options
 @configured
 def work(
     service: str,
@@ -268,6 +303,8 @@ def work(
     curve: Curve | None,
     log_level: str,
     log_format: str,
+    metrics: Address | None,
+    metrics_open: bool,
 ) -> None:
     """Run COMMAND for each request of SERVICE.
 
@@ -306,12 +343,21 @@ def work(
     config = WorkerConfig(heartbeat_interval, versions=versions, deploy=__version__)
     worker = Worker(service, handler, endpoint, jobs=jobs, everywhere=everywhere, config=config, key=curve)
 
+    observer = None if metrics is None else serve_metrics(metrics, open=metrics_open)
+    if observer is not None:
+        observer.watch(worker)
+
+    def stop() -> None:
+        if observer is not None:
+            observer.close()
+        worker.stop()
+
     def at_once() -> None:
         worker.abandon()  # first: that a command was killed is no reply
         handler.kill_all()
 
     _watch(worker)
-    ending = StopSignal(worker.stop, at_once)
+    ending = StopSignal(stop, at_once)
     say(f"connecting to {(' and ' if everywhere else ' or ').join(endpoint)} to work on {service}", "serving")
     worker.run()
     sys.exit(ending.code)

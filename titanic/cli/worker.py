@@ -9,6 +9,7 @@ from click.core import ParameterSource
 
 from broker import WorkerConfig
 from titanic import logs
+from titanic.cli.endpoint import Address
 from titanic.cli.options import (
     command,
     configured,
@@ -19,6 +20,7 @@ from titanic.cli.options import (
     option,
 )
 from titanic.cli.running import EXIT_FAILED, StopSignal, say
+from titanic.cli.work import metrics_options, serve_metrics
 from titanic.pool.core import ChildConfig, PoolConfig
 from titanic.pool.pool import Pool
 from titanic.version import __version__
@@ -44,6 +46,7 @@ from titanic.version import __version__
 @declared(PoolConfig, "watchdog")
 @declared(ChildConfig, "otel")
 @log_options
+@metrics_options
 @configured
 @click.pass_context
 def worker(
@@ -65,6 +68,8 @@ def worker(
     server_key: str | None,
     log_level: str,
     log_format: str,
+    metrics: Address | None,
+    metrics_open: bool,
 ) -> None:
     """Run the tasks of an app. MODULE:APP is an importable module and the titanic.tasks.Tasks in it (default: app).
 
@@ -101,6 +106,8 @@ def worker(
     )
     config = PoolConfig(processes, max_requests, memory, grace, watchdog, wait_for_sources=reload)
     pool = Pool(config, child, reload=reload)
+    if metrics is not None:
+        pool.observer = serve_metrics(metrics, open=metrics_open)
     ending = StopSignal(pool.stop, pool.stop)
     say(f"starting {processes} {'process' if processes == 1 else 'processes'} for {app}", "serving")
     pool.run()

@@ -6,7 +6,7 @@ import math
 import os
 import resource
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
@@ -118,6 +118,11 @@ def ready(is_so: bool) -> Metric:
     return GaugeMetricFamily("titanic_ready", text, value=is_so)
 
 
+def worker_ready(is_so: bool) -> Metric:
+    """Whether a worker gets requests."""
+    return GaugeMetricFamily("titanic_worker_ready", "1 while it is registered, as /readyz reports.", value=is_so)
+
+
 def _services(snapshot: ServerSnapshot) -> Iterable[Metric]:
     gauges = {
         "titanic_requests_waiting": ("Requests that can be executed now and are not running.", "waiting"),
@@ -149,10 +154,14 @@ def _totals(services: Mapping[str, ServiceTotals]) -> Iterable[Metric]:
     for service, (tally, waited, ran) in services.items():
         for family, buckets, seconds in ((wait, tally[WAIT:RUN], waited), (run, tally[RUN:], ran)):
             if any(buckets):
-                cumulative = list(zip(bounds, accumulate(buckets), strict=True))
-                family.add_metric([service], cumulative, sum_value=seconds)
+                family.add_metric([service], cumulative(bounds, buckets), sum_value=seconds)
     yield wait
     yield run
+
+
+def cumulative(bounds: Sequence[str], buckets: Sequence[int]) -> list[tuple[str, float]]:
+    """The buckets of a histogram, each with those below it."""
+    return list(zip(bounds, accumulate(buckets), strict=True))
 
 
 def _store(snapshot: ServerSnapshot) -> Iterable[Metric]:

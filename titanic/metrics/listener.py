@@ -46,6 +46,7 @@ Fault = Callable[[], str]
 """What is wrong; empty: nothing."""
 Admits = Callable[[str], bool]
 """Whether a bearer token permits reading the metrics."""
+Ready = Callable[[bool], Metric]
 
 
 class MetricsListener:
@@ -60,11 +61,12 @@ class MetricsListener:
         unhealthy: Fault,
         unready: Fault,
         admits: Admits | None = None,
+        ready: Ready = families.ready,
     ) -> None:
-        """`admits`: whether a bearer token permits reading the metrics; None: no token is needed. Raises CallerError
-        when the address cannot be bound."""
+        """`admits`: whether a bearer token permits reading the metrics; None: no token is needed. `ready`: makes the
+        family that says what /readyz does. Raises CallerError when the address cannot be bound."""
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(_Figures(collect, unready))
+        registry.register(_Figures(collect, unready, ready))
         registry.register(families.Process())
         registry.register(PLATFORM_COLLECTOR)
         registry.register(GC_COLLECTOR)
@@ -145,13 +147,14 @@ class _Server6(_Server):
 
 
 class _Figures(Collector):
-    def __init__(self, collect: Collect, unready: Fault) -> None:
+    def __init__(self, collect: Collect, unready: Fault, ready: Ready) -> None:
         self._collect = collect
         self._unready = unready
+        self._ready = ready
 
     def collect(self) -> Iterable[Metric]:
         # Asked first: an answer that says "not ready" has nothing older, such as the workers of a broker now gone.
-        yield families.ready(not self._unready())
+        yield self._ready(not self._unready())
         yield from self._collect()
 
 

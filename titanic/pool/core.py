@@ -21,9 +21,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from broker import setting
+from broker import JobObserver, setting
 from titanic.util.text import duration
 
 
@@ -96,6 +96,16 @@ class PoolConfig:
     short: float = 10.0
 
 
+class PoolObserver(JobObserver, Protocol):
+    """Learns which requests the workers of a pool have, and of its children."""
+
+    def processes(self, ready: int, died: int, memory: int) -> None:
+        """So many children work, so many have died so far, and so many bytes of memory they have."""
+
+    def close(self) -> None:
+        """The worker stops."""
+
+
 LAST_WORDS = 3.0
 """Seconds that a child without jobs has to end."""
 
@@ -145,6 +155,8 @@ class Child:
     ready: bool = False
     begun: bool = False
     """Whether it has had a request."""
+    memory: int = 0
+    """Bytes; 0: unknown."""
     leaving: bool = False
     stuck: bool = False
     """Whether it is killed because of one of its requests."""
@@ -162,6 +174,8 @@ class PoolCore:
         """Why the pool cannot work."""
         self.killed = 0
         """Children that were killed though they had jobs, because the time for that was over."""
+        self.died = 0
+        """Children that died, or were killed because of a request."""
         self._actions: list[Action] = []
         self._count = 0
         self._start_at: float | None = 0.0
@@ -188,6 +202,11 @@ class PoolCore:
         """Children that work."""
         return sum(child.ready and not child.leaving for child in self.children.values())
 
+    @property
+    def memory(self) -> int:
+        """Bytes of memory of all children, as they said last."""
+        return sum(child.memory for child in self.children.values())
+
     # -- what happened ---------------------------------------------------------------------------------------
 
     def said(self, number: int, message: Mapping[str, Any], now: float) -> None:
@@ -199,7 +218,7 @@ class PoolCore:
             child.ready = self._served = True
         if message.get("begun"):
             child.begun = True
-        memory = message.get("memory", 0)
+        child.memory = memory = message.get("memory", child.memory)
         if "stuck" in message and not child.stuck:
             child.stuck = child.leaving = True
             self._say("error", f"process {number} {message['stuck']}; killing it")
@@ -220,6 +239,7 @@ class PoolCore:
     def gone(self, number: int, how: str, now: float) -> None:
         """A child has ended."""
         child = self.children.pop(number)
+        self.died += child.stuck or not child.leaving
         if child.leaving:
             return
         bad_start = not child.begun and now - child.started < self.config.short

@@ -26,6 +26,7 @@ from titanic.pool.core import (
     LeaveChild,
     PoolConfig,
     PoolCore,
+    PoolObserver,
     Say,
     Start,
     read_declaration,
@@ -161,6 +162,8 @@ class Pool:
         self._processes: dict[int, _Process] = {}
         self._workers: list[PoolWorker] = []
         """One, or while the source changes one for each version of the app's declaration; the newest last."""
+        self.observer: PoolObserver | None = None
+        """Set it before `run`; None: nothing is observed."""
         self._posted: deque[tuple[int, dict[str, Any]]] = deque()
         """What workers say of children."""
         self._sources = Sources() if reload else None
@@ -234,6 +237,8 @@ class Pool:
         self._take_posted(now)
         if self._asked > self._obeyed:
             (core.stop if self._obeyed == 0 else core.stop_at_once)(now)
+            if self.observer is not None:
+                self.observer.close()
             self._notifier.stopping(core.config.grace)
             self._obeyed += 1
         elif self._sources is not None and (changed := self._sources.changed()):
@@ -241,6 +246,8 @@ class Pool:
         self._look_at_workers(now)
         core.tick(now)
         self._do()
+        if self.observer is not None:
+            self.observer.processes(core.ready, core.died, core.memory)
         self._notify()
         if not core.ended:
             self._wait(now)
@@ -265,6 +272,8 @@ class Pool:
             return
         try:
             process.worker = PoolWorker(app, self._core.config, self._child, self._post)
+            if self.observer is not None:
+                self.observer.watch(process.worker)
             process.worker.start(number, link, process.extra)
         except BrokerError as error:
             link.close()
