@@ -298,7 +298,8 @@ def _end(tx: Writing, uuid: bytes, place: QueuePlace, end: Outcome) -> None:
 def leave(tx: Writing, uuid: bytes, place: QueuePlace) -> None:
     """Delete all that only a request has that has not ended."""
     _take_out(tx, place)
-    tx.delete(tx.db.retries, uuid)
+    if place.past is not None:
+        tx.delete(tx.db.retries, uuid)
     header = place.header
     if header is None:
         drop_timers(tx, uuid)
@@ -340,7 +341,7 @@ def find(tx: Writing, uuid: bytes) -> QueuePlace | None:
         elif raw.get(prefix + uuid, db=db.ready) is not None:
             return QueuePlace(State.WAITING, prefix + uuid, prefix, header, past)
     except RecordCorrupt:
-        pass
+        past = past or RetryRecord(0, 0)  # perhaps this is what is damaged
     return search(tx, uuid, header, past)
 
 

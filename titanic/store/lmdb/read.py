@@ -75,6 +75,7 @@ def next_ready(
     txn, requests = tx.raw, tx.db.requests
     prefix = service + b"\0"
     size = 0
+    tried = txn.stat(tx.db.retries)["entries"]
     cursor = txn.cursor(tx.db.ready)
     there = cursor.set_range(after or prefix)
     for view in cursor.iternext(keys=True, values=False) if there else ():
@@ -98,7 +99,7 @@ def next_ready(
             if rows and size > max_bytes:
                 return rows
             body = request_record.decode_body(uuid, record, header, tx.fetch)
-            past = tx.past(uuid)
+            past = tx.past(uuid) if tried else None  # mostly no request was
         except RecordCorrupt:
             if rows:
                 return rows
