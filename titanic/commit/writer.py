@@ -267,9 +267,9 @@ class Writer:
             with self._store.write() as transaction:
                 if self._remote:
                     transaction.optimistic(alone=len(writes) == 1)
-                flushes = last or facts.wants(now_us) or not len(writes[0])
+                flushes = last or facts.wants(now_us) or isinstance(writes[0], FlushWrite)
                 if flushes:  # first: the totals are compared with the requests before any change
-                    alone = not sum(map(len, writes))
+                    alone = all(isinstance(write, FlushWrite) for write in writes)
                     try:
                         more = facts.flush(transaction, now_us, alone=alone, last=last)
                     except StoreError:

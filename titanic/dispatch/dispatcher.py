@@ -608,15 +608,12 @@ class Dispatcher(Channel):
         ends: list[AttemptEnd] = []
         now_us = self._store.now_us()
         ended_us = now_us - int((time.monotonic() - write.created) * 1e6)
-        kept = self.maintenance.kept_us
         for outcome in done:
             flight = core.flights.get(outcome.uuid)
             if flight is None or flight.closed or outcome.uuid in unchanged_uuids:
                 continue
             if (end := _attempt_end(outcome, flight, write.created, ended_us)) is not None:
                 ends.append(end)
-            is_plain = isinstance(outcome, Finish) and outcome.status is Status.DONE and not flight.policy.keep_body
-            kept = min(kept, int(flight.policy.keep * 1e6) or kept) if is_plain else 0
             if not isinstance(outcome, Finish):
                 continue
             if outcome.status is not Status.DONE:
@@ -632,10 +629,8 @@ class Dispatcher(Channel):
         if without_room:
             core.unsettled(without_room, time.monotonic(), full=True)
         self.waiters.wake(uuids)
-        if kept:
-            self.maintenance.hasten_alarm(now_us + kept)
-        else:  # only now: postponed requests are not in flight any more, and their TTL counts again
-            self.maintenance.refresh_alarm()
+        # Only now: postponed requests are not in flight any more, and their TTL counts again.
+        self.maintenance.refresh_alarm()
 
     def _expired(self, expired: Sequence[tuple[bytes, bytes]]) -> None:
         """These have expired in the store: UUID and service of each."""

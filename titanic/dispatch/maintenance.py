@@ -71,6 +71,8 @@ class Maintenance:
         """The wall clock, as the writer sees it."""
         self._readers_at = 0.0
         """When to check for readers."""
+        self._refresh_at = math.inf
+        """When to read what is due next, because something has changed."""
         self._named: set[int] = set()
         """The processes that read and hold much, and were named."""
         self._sync_at = 0.0 if store.durability == "relaxed" else math.inf
@@ -83,21 +85,19 @@ class Maintenance:
         self._readers_incident = Incident(log, "check for readers")
         self._sync_incident = Incident(log, "sync the store")
 
-    @property
-    def kept_us(self) -> int:
-        """For how long a successful request is kept, unless its options say, in µs; LONGEST_ALARM if for ever."""
-        return self.config.retention.reply_retention or int(LONGEST_ALARM * 1e6)
-
     def begin(self) -> None:
         """Do what is due."""
         self._writer.enqueue(MaintenanceWrite(self, STEP))
 
     def next_deadline(self) -> float | None:
         """When `tick` has something to do."""
-        return min(self._readers_at, self._sync_at)
+        return min(self._readers_at, self._sync_at, self._refresh_at)
 
     def tick(self, now: float) -> None:
-        """Free what killed readers hold; have the writer's thread sync what is not synced yet."""
+        """Set the alarm, if what is due may have changed; free what killed readers hold; have the writer's thread sync
+        what is not synced yet."""
+        if now >= self._refresh_at:
+            self._refresh()
         if now >= self._sync_at:
             self._sync_at = now + SYNC_EVERY
             self._writer.call(self._sync)
@@ -129,7 +129,11 @@ class Maintenance:
             self._sync_incident.failed(error, **event("write-failed"))
 
     def refresh_alarm(self) -> None:
-        """Set the alarm to the earliest time in the store."""
+        """Set the alarm to the earliest time in the store, in a moment: many changes may follow each other."""
+        self._refresh_at = min(self._refresh_at, time.monotonic() + SHORTEST_ALARM)
+
+    def _refresh(self) -> None:
+        self._refresh_at = math.inf
         try:
             with self._store.read() as transaction:
                 due = self.next_due(transaction)
@@ -161,8 +165,9 @@ class Maintenance:
         self.core.set_alarm(None if due_us is None else self._alarm_for(due_us))
 
     def hasten_alarm(self, due_us: int) -> None:
-        """Bring the alarm forward to `due_us`; what was due earlier still is."""
-        self.core.hasten_alarm(self._alarm_for(due_us if self.clock_jumps.unchecked is None else 0))
+        """Bring the alarm forward to `due_us`; what was due earlier still is. (A wrong clock may have delayed it, as
+        when it is refreshed; but then the alarm is set already.)"""
+        self.core.hasten_alarm(self._alarm_for(due_us))
 
     def _alarm_for(self, due_us: int) -> float:
         return time.monotonic() + min(LONGEST_ALARM, max(SHORTEST_ALARM, (due_us - self.now_us()) / 1e6))

@@ -229,6 +229,7 @@ def test_a_store_that_can_not_be_read_is_looked_at_again_after_a_pause(
 
     monkeypatch.setattr(store, "read", read)
     dispatcher.maintenance.refresh_alarm()
+    dispatcher.maintenance.tick(time.monotonic() + 1)
     deadline = dispatcher.core.next_deadline()
     assert deadline is not None
     assert PAUSE_US / 2e6 < deadline - time.monotonic() <= PAUSE_US / 1e6

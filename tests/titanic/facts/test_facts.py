@@ -6,6 +6,7 @@ import json
 import uuid
 from pathlib import Path
 
+import pytest
 from support.nodes import cluster
 from support.ports import free_port
 from support.postgres import needs_postgres
@@ -15,7 +16,7 @@ from support.waiting import until
 
 from broker import RemoteError, Worker
 from titanic import Client, Server
-from titanic.facts import counts
+from titanic.facts import counts, recorder
 from titanic.facts.counts import ACCEPTED, FAILED, OTHER, RUN, SIZE, SUCCEEDED, WAIT, Tallies
 from titanic.facts.groups import MAX_GROUPS, OTHER_TEXT, FailureGroups, decode_group, merged, normalize
 from titanic.facts.reading import FactsCache, facts_of, faults
@@ -87,6 +88,18 @@ class TestServer:
             wait = client.facts(HOUR)["services"]["echo"]["wait"]
             assert wait is not None
             assert counts.bucket(wait["p50"]) <= counts.bucket(max(0, waited)) + 1
+
+    def test_is_not_written_with_each_close(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(recorder, "FLUSH_EVERY", 3600_000_000)
+        with serving(tmp_path) as server, Client(server.endpoints[0], timeout=30) as client:
+            uuids = client.submit_many("absent", [b"x"] * 3)
+            with server.store.read() as transaction:
+                before = transaction.facts(OPEN)
+            for uuid_ in uuids:
+                client.close(uuid_)
+            with server.store.read() as transaction:
+                assert transaction.facts(OPEN) == before
+                assert transaction.counts().closed == 3
 
     def test_is_exact_after_a_clean_restart(self, tmp_path: Path) -> None:
         for run in range(1, 4):

@@ -63,14 +63,14 @@ def test_a_server_tells_of_an_odd_row_once(
         Worker("echo", lambda frames: frames, server.endpoints[0], config=QUICK),
     ):
         looked = 0
-        look = server.dispatcher.maintenance.refresh_alarm
+        look = server.dispatcher.maintenance._refresh
 
         def counting() -> None:
             nonlocal looked
             looked += 1
             look()
 
-        server.dispatcher.maintenance.refresh_alarm = counting  # type: ignore[method-assign]
+        server.dispatcher.maintenance._refresh = counting  # type: ignore[method-assign]
         while looked < 30:
             client.close(client.submit("echo", "x", delay=0.001))
         until(lambda: any(record.getMessage().startswith(said) for record in caplog.records))
