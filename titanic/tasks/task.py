@@ -53,6 +53,17 @@ _OF_TASKS = TaskOptions.__annotations__.keys() - SharedOptions.__annotations__.k
 """Those that a submission does not have, or that mean something else there."""
 
 
+def check_options(function: AnyFunction, options: TaskOptions) -> None:
+    """Raise CallerError for an option that neither tasks nor submissions have."""
+    if unknown := options.keys() - TaskOptions.__annotations__.keys() - SubmitOptions.__annotations__.keys():
+        name, code = min(unknown), getattr(function, "__code__", None)
+        where = f"{code.co_filename}:{code.co_firstlineno}: " if code is not None else ""
+        advice = f"there are {', '.join(sorted(TaskOptions.__annotations__))}"
+        if name in ("cron", "every"):
+            advice = f"write @app.{name}(…) above @app.task"
+        raise CallerError(f"{where}task {function.__name__} has {name}", "there is no such option", advice)
+
+
 def submit_options(options: TaskOptions) -> SubmitOptions:
     """Those of them that each submission has."""
     said: dict[str, Any] = {name: value for name, value in options.items() if name not in _OF_TASKS}
@@ -159,6 +170,7 @@ class Definition:
         steps: Steps | None = None,
     ) -> None:
         """`steps`: what is done around steps of flows; without it they fail."""
+        check_options(function, options)
         self.service = service
         self.function = function
         self.name: str = function.__name__
