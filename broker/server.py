@@ -281,7 +281,7 @@ class Broker(CoreRunner[BrokerCore]):
         self._not_resumed = 0
         self._log_at = 0.0
         self._expiry_at = self._next_expiry()
-        """When to review connections, because a user expires; None: none does."""
+        """When to review connections, because users expire; None: none does."""
         self._leased: list[LocalPeer] = []
         """Local peers whose requests may not start at all times."""
 
@@ -440,8 +440,10 @@ class Broker(CoreRunner[BrokerCore]):
 
     def _next_expiry(self) -> float | None:
         users, now = () if self.core.guard is None else self.core.guard.access.users.values(), time.time()
-        expires = min((user.expires for user in users if not user.is_expired(now)), default=math.inf)
-        return None if expires == math.inf else time.monotonic() + min(expires - now, EXPIRY_EVERY)
+        expires = [user.expires for user in users if user.expires < math.inf]
+        # Users that have expired come again if the clock is set back.
+        pauses = [one - now for one in expires if now < one < now + EXPIRY_EVERY]
+        return time.monotonic() + min(pauses, default=EXPIRY_EVERY) if expires else None
 
     def _whose(self, peer: Peer) -> User | None:
         """Return the present user of a peer, with access control; None: this process."""

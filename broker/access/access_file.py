@@ -40,7 +40,7 @@ import pwd
 import re
 import stat
 from collections.abc import Iterable, Mapping
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -335,8 +335,8 @@ def _limit(given: list[Table], key: str) -> int:
 
 def _expiry(value: object) -> float | None:
     """The Unix time at which a user expires: of a day its end in UTC. None: it is neither day nor time."""
-    if type(value) is date:
-        value = datetime(value.year, value.month, value.day, tzinfo=UTC) + timedelta(days=1)
+    if type(value) is date:  # 9999-12-31 has no next day
+        return datetime(value.year, value.month, value.day, tzinfo=UTC).timestamp() + 86400
     return value.timestamp() if isinstance(value, datetime) and value.tzinfo is not None else None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import socket
 import threading
@@ -24,6 +25,7 @@ from support.zmtp import message, zmtp
 from broker import Access, Broker, Client, EndpointError, KeyRefused, Keys, UsageError
 from broker.io import admission, connections
 from broker.io.sockets import monitored_event
+from broker.server import EXPIRY_EVERY
 
 Socket = zmq.Socket[bytes]
 
@@ -374,6 +376,12 @@ def test_an_expired_user_is_disconnected(
     reload(broker, access({CALLER: ALICE, WORKER: BOB, replace(OTHER, expires=time.time() + 3600): CAROL}))
     with watched(where(broker), CAROL) as (client, wait):
         wait(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+
+
+def test_connections_are_reviewed_although_all_have_expired(broker: Broker) -> None:
+    """They come again if the clock is set back, and must not stay for ever then."""
+    broker.reload(access({CALLER: ALICE, WORKER: BOB, replace(OTHER, expires=time.time() - 3600): CAROL}))
+    until(lambda: (broker._expiry_at or math.inf) <= time.monotonic() + EXPIRY_EVERY, 30)
 
 
 def test_a_revoked_worker_is_gone_at_once(broker: Broker) -> None:

@@ -99,6 +99,7 @@ def test_a_limit_of_ones_own_can_be_none(file: Path) -> None:
         ("expires = 2001-02-03", 981_244_800, True),
         ("expires = 2001-02-03T12:00:00+02:00", 981_194_400, True),
         ("expires = 2200-01-01", 7_258_204_800, False),
+        ("expires = 9999-12-31", 253_402_300_800, False),
     ],
 )
 def test_users_expire_at_the_end_of_a_day_or_at_a_time(file: Path, line: str, expires: float, is_expired: bool) -> None:
