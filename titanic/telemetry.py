@@ -12,12 +12,13 @@ spans and metrics go.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
-from functools import lru_cache
-from typing import Any, Self
+from functools import lru_cache, wraps
+from typing import Any, ParamSpec, Self
 from urllib.parse import urlsplit
 
 from broker import RemoteError, named
@@ -54,6 +55,28 @@ class Operation:
         """These requests are stored."""
 
 
+OFF = Operation()
+"""Shared: operations that are not recorded."""
+
+log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+
+
+def _else_off(make: Callable[P, Operation]) -> Callable[P, Operation]:
+    """Work goes on unrecorded if a sampler or span processor of the program raises."""
+
+    @wraps(make)
+    def made(*args: P.args, **kwargs: P.kwargs) -> Operation:
+        try:
+            return make(*args, **kwargs)
+        except Exception:
+            log.warning("OpenTelemetry failed; an operation is not recorded", exc_info=True)
+            return OFF
+
+    return made
+
+
 class Telemetry:
     """Makes spans and metrics. `opentelemetry` has no types here: they would have to be imported."""
 
@@ -86,6 +109,7 @@ class Telemetry:
         self._endpoint = _only(endpoint)
         self._remembered: OrderedDict[str, tuple[str, Any]] = OrderedDict()
 
+    @_else_off
     def sending(self, endpoint: str, service: bytes | str, options: dict[str, Any], messages: int | None) -> Operation:
         """See `sending` below."""
         name = service if isinstance(service, str) else service.decode(errors="replace")
@@ -98,6 +122,7 @@ class Telemetry:
         operation.is_batch = messages != 1
         return operation
 
+    @_else_off
     def about(self, name: str, endpoint: str, uuids: Iterable[str]) -> Operation:
         """An operation about requests, which this process may have sent."""
         known = [plain(uuid) for uuid in uuids] if isinstance(uuids, Sequence) else []
@@ -112,6 +137,7 @@ class Telemetry:
         operation.is_batch = len(known) > 1 or (name == "receive" and not known)
         return operation
 
+    @_else_off
     def executing(self, delivery: object) -> Operation:
         """An attempt of the request that is current here. A plain call is not recorded."""
         from titanic.jobs.context import current_or_none
@@ -189,9 +215,14 @@ class _Recorded(Operation):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
-        took = time.perf_counter() - self._began
         if self._token is not None:
             self._telemetry.context.detach(self._token)
+        try:
+            self._end(kind, error, time.perf_counter() - self._began)
+        except Exception:  # what was done is done
+            log.warning("OpenTelemetry failed; the end of an operation is not recorded", exc_info=True)
+
+    def _end(self, kind: type[BaseException] | None, error: BaseException | None, took: float) -> None:
         labels = self._labels
         if kind is RemoteError and error is not None and error.__cause__ is not None:
             kind = type(error.__cause__)  # a task's own exception
@@ -206,9 +237,6 @@ class _Recorded(Operation):
         if self._counter is not None and self.messages:
             self._counter.add(self.messages, labels)
 
-
-OFF = Operation()
-"""Shared: operations that are not recorded."""
 
 on: Telemetry | None = None
 """What records; None: nothing does."""
@@ -259,8 +287,14 @@ def _only(endpoints: str | Sequence[str]) -> str:
 
 @lru_cache(maxsize=64)
 def _server(endpoint: str) -> dict[str, Any]:
-    """Attributes of an endpoint: its host and port, or its path."""
-    parts = urlsplit(_only(endpoint))
-    if parts.hostname is None:
-        return {"server.address": parts.path} if parts.path else {}
-    return {"server.address": parts.hostname, "server.port": parts.port}
+    """Attributes of an endpoint: its host and port, or its path. `endpoint`: as clients show it."""
+    if " or " in endpoint:
+        return {}
+    try:
+        parts = urlsplit(_only(endpoint))
+        if parts.port is not None:
+            return {"server.address": parts.hostname, "server.port": parts.port}
+    except ValueError:  # with an address of this machine in front, for example
+        return {}
+    address = parts.netloc + parts.path
+    return {"server.address": address} if address else {}

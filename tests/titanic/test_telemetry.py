@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.semconv._incubating.attributes import messaging_attributes
@@ -21,6 +21,7 @@ from opentelemetry.semconv._incubating.metrics import messaging_metrics
 from opentelemetry.semconv.attributes import error_attributes, server_attributes
 from opentelemetry.trace import SpanKind, StatusCode
 from support.flows import disconnect
+from support.ports import free_port
 from support.trace_picture import draw, record
 from support.waiting import until
 
@@ -179,6 +180,49 @@ def test_batches(client: Client, recorded: Recorded, worker: Worker) -> None:
     assert {link.context.span_id for link in received.links} == {of(first)[1], of(second)[1]}
     assert [parent(one) for one in recorded.spans("process")].count(of(second)) == 3
     assert sum(one.value for one in recorded.metrics()["messaging.client.sent.messages"][1]) == 5
+
+
+def test_a_client_of_several_nodes(server: Server, recorded: Recorded, worker: Worker) -> None:
+    """Which of them it uses is not recorded."""
+    with Client([server.endpoints[0], f"tcp://127.0.0.1:{free_port()}"], timeout=60) as client:
+        uuid = client.submit("upper", b"abc")
+        assert client.wait(uuid, timeout=60) == [b"ABC"]
+        client.close(uuid)
+    until(lambda: recorded.spans("process"))
+    assert [one.name for one in recorded.spans() if "server.address" in facts(one)] == ["process upper"]
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "attributes"),
+    [
+        ("ipc:///run/titanic.sock", {"server.address": "/run/titanic.sock"}),
+        ("ipc://here", {"server.address": "here"}),
+        ("tcp://[::1]:5555", {"server.address": "::1", "server.port": 5555}),
+        ("tcp://10.0.0.1:0;10.0.0.2:5555", {}),
+    ],
+)
+def test_attributes_of_an_endpoint(endpoint: str, attributes: dict[str, Any]) -> None:
+    assert telemetry._server(endpoint) == attributes
+
+
+class Raises(SpanProcessor):
+    def __init__(self, at: str) -> None:
+        self.at = at
+
+    def on_start(self, span: Any, parent_context: Any = None) -> None:
+        assert self.at != "start"
+
+    def on_end(self, span: Any) -> None:
+        assert self.at != "end"
+
+
+@pytest.mark.parametrize("at", ["start", "end"])
+def test_a_span_processor_that_raises_changes_nothing(client: Client, recorded: Recorded, worker: Worker, at: str) -> None:
+    recorded.tracers.add_span_processor(Raises(at))
+    uuid = client.submit("upper", b"abc")
+    assert client.wait(uuid, timeout=60) == [b"ABC"]
+    assert client.show(uuid)["attempts"] == 1
+    client.close(uuid)
 
 
 def test_asyncio(server: Server, recorded: Recorded) -> None:
