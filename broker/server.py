@@ -200,6 +200,10 @@ class LocalPeer:
         """Return the services of workers that have other services, too; `names`: only of these."""
         return {name for name, service in self._broker.core.some_services(names) if service.joint_groups}
 
+    def queued(self) -> set[bytes]:
+        """Return the services of which requests wait for a worker."""
+        return {name for name, service in self._broker.core.services.copy().items() if service.waiting}
+
     def full(self) -> bool:
         """Return whether it should get no more large answers for now. Any thread may call this."""
         return False

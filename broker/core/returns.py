@@ -129,7 +129,7 @@ class ReturnCore(DeliveryCore):
             return None
         request = self._found(self.missing.pop(delivery_of(token)))
         request.token = token
-        if not request.wanted:
+        if request.reason:  # it was asked to notify its worker
             self._send_cancel(worker, request, now)
         if (message := request.restart()) is not None:
             self._output.append((request.peer, message))

@@ -217,7 +217,9 @@ class Raises(SpanProcessor):
 
 
 @pytest.mark.parametrize("at", ["start", "end"])
-def test_a_span_processor_that_raises_changes_nothing(client: Client, recorded: Recorded, worker: Worker, at: str) -> None:
+def test_a_span_processor_that_raises_changes_nothing(
+    client: Client, recorded: Recorded, worker: Worker, at: str
+) -> None:
     recorded.tracers.add_span_processor(Raises(at))
     uuid = client.submit("upper", b"abc")
     assert client.wait(uuid, timeout=60) == [b"ABC"]

@@ -390,13 +390,17 @@ class ClaimingNode:
         return self.returning.due_at if core.backlogs.surveys else self._poll_at
 
     def _beyond(self, workers: Mapping[bytes, int], sent: float) -> list[bytes]:
-        """What may wait at the broker since then, because services have fewer workers than when it was sent: another
-        node may have some. (The broker keeps what a worker has.)"""
-        few = {backlog for backlog in self._core.backlogs.values() if backlog.taken > workers.get(backlog.name, 0)}
-        if not few:
+        """What may wait at the broker since then, because services have fewer workers than when it was sent, or these
+        are busy with something else: another node may have some. (The broker keeps what a worker has.)"""
+        backlogs, is_held = self._core.backlogs, self.returning.is_held
+        few = {backlog for backlog in backlogs.values() if backlog.taken > workers.get(backlog.name, 0)}
+        queued = {backlogs[name] for name in backlogs.queued if name in backlogs} if self.others() else set()
+        if not few and not queued:
             return []
-        flights = self._core.flights.items()
-        return [uuid for uuid, one in flights if one.backlog in few and one.started <= sent and not one.closed]
+        old = [
+            (uuid, one.backlog) for uuid, one in self._core.flights.items() if one.started <= sent and not one.closed
+        ]
+        return [uuid for uuid, backlog in old if backlog in few or (backlog in queued and not is_held(uuid))]
 
     def _rooms(self) -> dict[bytes, Room]:
         rooms, backlogs = {}, self._core.backlogs

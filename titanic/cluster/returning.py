@@ -89,6 +89,10 @@ class ReturningWorkers:
         transport = self._transport
         return transport is not None and self._claims.lease.config.patience > 0 and transport.keeps(service)
 
+    def is_held(self, uuid: bytes) -> bool:
+        """Return whether a request is known to be with a worker."""
+        return self._transport is not None and self._transport.worker_of(uuid) is not None
+
     def keep(self, deliveries: Deliveries) -> None:
         """Keep for their workers what these have when this node ends."""
         claims = self._claims

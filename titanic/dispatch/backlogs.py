@@ -218,6 +218,8 @@ class Backlogs(dict[bytes, Backlog]):
         """Those that wait for their first worker."""
         self.joint: set[bytes] = set()
         """Services whose workers have other services, too, as the broker said last."""
+        self.queued: Collection[bytes] = frozenset()
+        """Services of which requests wait at the broker for a worker, as it said last."""
         self.paused: Collection[bytes] = frozenset()
         """Paused services: none of their requests may start."""
         self.rates = Rates(timers)

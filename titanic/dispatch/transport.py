@@ -363,6 +363,7 @@ class OwnBrokerTransport:
             said: Any = read_json(body[0])
             if self._survey == b"mmi.services":
                 self._core.backlogs.joint = {one["name"].encode() for one in said if one["joint"] is True}
+                self._core.backlogs.queued = {one["name"].encode() for one in said if one.get("waiting")}
                 held = _counts({one["name"]: one["held"] for one in said if one.get("held")})
                 self._keeping = {one["name"].encode() for one in said if one.get("keeps")}
                 away = {one["name"]: [*map(str.encode, one["away"])] for one in said if one.get("away")}
@@ -455,7 +456,7 @@ class LocalTransport(OwnBrokerTransport):
             self._core.present(name, workers.get(name, 0) + held.get(name, 0), now)
 
     def survey(self, now: float) -> None:
-        self._core.backlogs.joint = self.peer.joint()
+        self._core.backlogs.joint, self._core.backlogs.queued = self.peer.joint(), self.peer.queued()
         self._present(self.peer.workers(), self.peer.held(), now)
 
     def dismiss(self, now: float) -> None:

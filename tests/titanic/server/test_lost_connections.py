@@ -76,6 +76,25 @@ def test_closed_while_its_worker_is_away(server: Server, client: Client, line: R
         client.reply(uuid)
 
 
+def test_a_pause_of_its_service_cancels_nothing(server: Server, client: Client, line: Relay) -> None:
+    """The server asks for what no worker has begun; this one has, also when it returns."""
+    work = Handler()
+    with Worker("echo", work, line.endpoint, config=QUICK) as worker:
+        uuid = client.submit("echo", "1")
+        until(lambda: work.begun)
+        client.set_service("echo", paused=True)
+        line.down()
+        until(lambda: not server.workers)
+        line.up()
+        until(lambda: server.front.counters()["resumed"] and worker.registered)  # type: ignore[index]
+        other = client.submit("other", "")
+        with Worker("other", lambda _: b"", line.endpoint, config=QUICK):  # a CANCEL would have come before that
+            client.wait(other, 30)
+        work.go.set()
+        assert client.wait(uuid, 30) == [b"part", b"done:1"]
+    assert work.cancelled == 0
+
+
 @pytest.mark.settings(wire=BrokerConfig(liveness=60, worker_return=0.2))
 def test_a_worker_that_does_not_return_in_time(server: Server, client: Client, line: Relay) -> None:
     work, other = Handler(), Handler()

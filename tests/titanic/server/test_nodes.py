@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
 from collections import Counter
@@ -18,11 +19,11 @@ from support.ports import free_port
 from support.postgres import PostgresServer, needs_postgres, new_server, shared_server
 from support.processes import SUPPORT, Process
 from support.raw_mdp import raw_client, raw_worker
-from support.serving import QUICK
+from support.serving import QUICK, brokering
 from support.store_facts import accept_all
 from support.waiting import until
 
-from broker import BrokerConfig, RemoteError, Worker
+from broker import BrokerConfig, Handler, MultiWorker, RemoteError, Worker
 from broker.core.mdp import error_body
 from titanic import Client, Server
 from titanic.errors import OutcomeUnknown, Refused, StoreTooNew, StoreTooOld
@@ -211,6 +212,38 @@ def test_what_waits_at_a_node_for_a_worker_that_has_left_goes_to_another_node(cl
             raw.final(token, *body)
         assert sorted(cluster.replies(uuids)) == numbered(len(raws))
     assert cluster.executed == Counter({("", left): 1})
+
+
+@pytest.mark.parametrize("broker", ["own", "separate"])
+@pytest.mark.parametrize("busy", ["with another service", "with a plain request"])
+def test_what_waits_at_a_node_behind_a_busy_worker_goes_to_another_node(
+    cluster: Cluster, broker: str, busy: str
+) -> None:
+    """The first node does not count what its worker is busy with as a request of this service."""
+    go = threading.Event()
+    if broker == "own":
+        endpoint = cluster.node().endpoints[0]
+    else:
+        endpoint = cluster.stack.enter_context(brokering())
+        cluster.node(broker=endpoint, lanes=8)
+    handlers: dict[str, Handler] = {"x": lambda frames: frames[0], "y": lambda _: go.wait(300) and None}
+    both = cluster.stack.enter_context(MultiWorker(handlers, endpoint, config=QUICK))
+    cluster.stack.callback(go.set)
+    until(lambda: both.registered)
+    with Client(endpoint, timeout=30) as client:
+        if busy == "with another service":
+            slow = client.submit("y", b"")
+            until(lambda: client.show(slow)["state"] == "running")
+        else:
+            plain = cluster.stack.enter_context(raw_client(endpoint))
+            plain.send(b"y", b"")
+        until(lambda: json.loads(client.call("mmi.stats", b"")[0])["workers_busy"] == 1)
+        uuid = client.submit("x", b"1")
+        until(lambda: cluster.claimed() == (2 if busy == "with another service" else 1))
+    two = cluster.node()
+    cluster.worker(two, "x", echo)
+    assert cluster.replies([uuid]) == [b"1"]
+    assert cluster.executed == Counter({("", b"1"): 1})
 
 
 @pytest.mark.parametrize("bound", [1, 2])

@@ -447,10 +447,12 @@ def test_what_cannot_be_a_task() -> None:
         Tasks(name="a").task(jobs=0)(frames)
     unknown: Any = {"every": 300}
     line = frames.__code__.co_firstlineno
-    with pytest.raises(CallerError, match=rf"test_tasks.py:{line}: task frames has every; .*write @app.every\(…\) above"):
+    with pytest.raises(
+        CallerError, match=rf"test_tasks.py:{line}: task frames has every; .*write @app.every\(…\) above"
+    ):
         Tasks(name="a").task(**unknown)(frames)
     unknown = {"max_atempts": 3}
-    with pytest.raises(CallerError, match="task frames has max_atempts; there is no such option; there are .*max_att"):
+    with pytest.raises(CallerError, match=r"task frames has max_atempts; there is no such option; there are .*max_att"):
         Tasks(name="a").task(**unknown)(frames)
     with pytest.raises(CallerError, match="parts cannot be a task; it is a generator"):
         Tasks().task(parts)
