@@ -86,7 +86,7 @@ def test_a_pause_of_its_service_cancels_nothing(server: Server, client: Client, 
         line.down()
         until(lambda: not server.workers)
         line.up()
-        until(lambda: server.front.counters()["resumed"] and worker.registered)  # type: ignore[index]
+        until(lambda: server.broker.counters()["resumed"] and worker.registered)  # type: ignore[union-attr]
         other = client.submit("other", "")
         with Worker("other", lambda _: b"", line.endpoint, config=QUICK):  # a CANCEL would have come before that
             client.wait(other, 30)
