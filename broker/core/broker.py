@@ -510,6 +510,7 @@ class BrokerCore(ReturnCore):
             return
         self.stats["replies"] += 1
         self.registry.take(worker, request)
+        worker.has_replied = worker.has_replied or request.is_kept
         if not request.answered:
             if not request.wanted or (len(rest) > 2 and rest[2] == ERROR):
                 self._note_failure(request, worker)

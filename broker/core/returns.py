@@ -51,7 +51,11 @@ class ReturnCore(DeliveryCore):
             self._miss(MissingRequest(request, expected.keeper, NO_PROCESS, True), now)
             worker = self.registry.keepers.get(expected.keeper)
             if worker is not None and request.service in worker.group.services:  # it is here, and does not have it
-                self._release([expected.delivery], now)
+                if worker.has_replied and self.missing.patience and not self.draining:  # to this, perhaps: it says so
+                    self._send_worker(worker, Command.DISCONNECT, (), now)
+                    self._forget(worker, now, died=True, returns=True)
+                else:
+                    self._release([expected.delivery], now)
         else:
             self._resume(named, request, now)
 

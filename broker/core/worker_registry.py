@@ -102,6 +102,8 @@ class WorkerPeer:
     """That of its program, as READY said it."""
     keeper: bytes = b""
     """By which it is known again when it returns with its requests (`keeper_of`); empty: it keeps none."""
+    has_replied: bool = False
+    """Whether it has replied to a request that it keeps; the queue may have been lost before it had the reply."""
     passes_on: bool = False
     """Whether its requests are executed elsewhere, so that its death does not concern them."""
     user: User | None = None

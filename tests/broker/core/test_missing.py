@@ -675,6 +675,27 @@ def test_after_a_restart_a_worker_that_does_not_name_it_has_it_no_longer() -> No
     check(after.core)
 
 
+@pytest.mark.parametrize("says_so", [True, False])
+def test_a_reply_that_a_lost_queue_did_not_get(attached: Attached, says_so: bool) -> None:
+    """The worker is to say whether it has replied; then it does so again, else another one gets the request."""
+    attached.submits(b"1")
+    (token,) = attached.given("w").values()
+    attached.ends("w", token)
+    attached.lost(QUEUE)
+    attached.ready("other", b"o", process=b"h:2/y")
+    attached.heard("w")
+    attached.submits(b"1", b" ".join([token[:48], b"5", keeper_of(None, b"k")]), "again")
+    assert attached.heard("w")[-1] == DISCONNECT
+    words = [b"titanic:keeper=k", *[b"titanic:ended=" + token] * says_so]
+    attached.said("w", b"MDPW02", b"\1", b"a", b"titanic:1", b"titanic:slots=2", b"titanic:process=h:1/x", *words)
+    assert list(attached.given("w").values()) == [token] * says_so
+    assert len(attached.given("other")) == (not says_so)
+    if says_so:
+        attached.ends("w", token)
+        assert [one for one in attached.told("again") if one[0] == b"\3"] == [(b"\3", b"done")]
+    check(attached.core)
+
+
 def test_a_queue_that_has_forgotten_all_hears_what_workers_have(attached: Attached) -> None:
     attached.submits(b"1")
     (token,) = attached.given("w").values()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import signal
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -126,6 +127,27 @@ def test_replies_that_come_while_one_is_away(place: Place, who: str, how: str) -
         setattr(place, who, place.start(who))
         replies(client, uuids)
     once(work, 2)
+
+
+def test_a_reply_on_its_way_when_the_queue_is_killed(place: Place) -> None:
+    """The broker, which stood still, passes it on to a connection that is gone."""
+    work, other = Handler(), Handler()
+    other.go.set()
+    with (
+        Worker("echo", work, place.endpoint, config=QUICK) as worker,
+        Client(place.endpoint, timeout=60) as client,
+    ):
+        uuids = [client.submit("echo", b"0")]
+        until(lambda: work.begun)
+        with Worker("echo", other, place.endpoint, config=QUICK):
+            place.broker.signal(signal.SIGSTOP)
+            work.go.set()
+            until(lambda: not any(one.returns for one in worker.sessions))
+            place.restart("queue", "kill")
+            place.broker.signal(signal.SIGCONT)
+            replies(client, uuids)
+    once(work, 1)
+    assert other.begun == []
 
 
 @pytest.mark.parametrize("who", ["broker", "queue"])
