@@ -75,8 +75,8 @@ class ClusterDispatcher(Dispatcher):
         self.cluster: Cluster | None = None
         """The other nodes, if notifications go between them."""
         if channel is not None:
-            parts = self.node, core, self.waiters, self._pending_closes
-            self.cluster = Cluster(channel, *parts, self._writer, self._background, self._cache, host, self)
+            parts = self.node, core, self.waiters, self, self._writer, self._background, self._cache, host, self
+            self.cluster = Cluster(channel, *parts)
         return self.node
 
     def _new_maintenance(self, config: ServerConfig) -> Maintenance:

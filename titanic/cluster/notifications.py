@@ -33,7 +33,7 @@ from titanic.cluster.shared_settings import ServiceSettingsCache
 from titanic.commit.writer import Writer
 from titanic.dispatch.attempts import Flight
 from titanic.dispatch.core import DispatchCore
-from titanic.dispatch.dispatcher import PendingCloses, WaitingCloses
+from titanic.dispatch.dispatcher import Dispatcher, WaitingCloses
 from titanic.dispatch.waiters import Waiters
 from titanic.errors import StoreError
 from titanic.logs import Incident, event
@@ -195,7 +195,7 @@ class Cluster:
         node: ClaimingNode,
         core: DispatchCore,
         waiters: Waiters,
-        pending_closes: PendingCloses,
+        dispatcher: Dispatcher,
         writer: Writer,
         background: BackgroundReader,
         settings: ServiceSettingsCache,
@@ -206,7 +206,7 @@ class Cluster:
         self._node = node
         self._core = core
         self._waiters = waiters
-        self._pending_closes = pending_closes
+        self._dispatcher = dispatcher
         self._writer = writer
         self._background = background
         self._settings = settings
@@ -272,7 +272,7 @@ class Cluster:
                 self._expected.add(doubt, set(doubt.uuids))
                 uuids.update(doubt.uuids)
             else:
-                self._pending_closes.add(doubt)
+                self._dispatcher.keep_pending(doubt)
         if uuids:
             self._background.ask(RecallsRead(uuids))
 
@@ -426,7 +426,7 @@ class Cluster:
         """Note that no other node can send this request to a worker."""
         self._over_since.pop(uuid, None)
         for close in self._expected.over(uuid):
-            self._pending_closes.add(close)
+            self._dispatcher.keep_pending(close)
 
     # -- what others have closed -----------------------------------------------------------------------------------
 

@@ -80,20 +80,6 @@ GRACE_CHECK = 0.5
 """Seconds between checks whether waiting for the requests in flight still makes sense."""
 
 
-class Shutdown:
-    """`settled`: nothing is in flight, nor on its way to the store. `dismissed`: all clients that waited have their
-    answers."""
-
-    def __init__(self) -> None:
-        self.settled = threading.Event()
-        self.dismissed = threading.Event()
-
-    def over(self) -> None:
-        """End all waiting."""
-        self.settled.set()
-        self.dismissed.set()
-
-
 class WaitingCloses:
     """Closes by the requests that they wait for."""
 
@@ -122,31 +108,6 @@ class WaitingCloses:
         return ready
 
 
-class PendingCloses:
-    """Pending closes of this node's dispatcher. Methods are called in the loop's thread."""
-
-    def __init__(self, core: DispatchCore) -> None:
-        self._core = core
-        self._waiting = WaitingCloses()
-
-    def add(self, close: CloseDoubt) -> None:
-        """Add requests that the core knows are closed. Those not in flight now will never be sent."""
-        if left := {uuid for uuid in close.uuids if self._core.in_doubt(uuid)}:
-            self._waiting.add(close, left)
-        else:
-            self._answer(close)
-
-    def over(self, uuid: bytes) -> None:
-        """Note that no further worker of this node can get this request."""
-        for close in self._waiting.over(uuid):
-            self._answer(close)
-
-    def _answer(self, close: CloseDoubt) -> None:
-        if close.alive is not None:
-            close.alive.extend(uuid for uuid in close.uuids if self._core.goes_on(uuid))
-        close.ask.withdrawn(len(close.uuids))
-
-
 DispatchNotice = Notice | OutcomeWrite | MaintenanceWrite
 """What is reported to a dispatcher."""
 
@@ -173,7 +134,7 @@ class Dispatcher(Channel):
         self.core = DispatchCore(config, shared=store.remote)
         self.loop = loop
         self._reader = reader
-        self._awaited = ReadService(WAIT, reader.read_awaited, self.replies_read, shared=True, replies=True)
+        self._awaited = ReadService(WAIT, reader.read_awaited, self._replies_read, shared=True, replies=True)
         self.send_answers = send_answers
         self.congested = reader.host.congested
         self.waiters = Waiters(self, most_waiters)
@@ -183,7 +144,7 @@ class Dispatcher(Channel):
         """Settings of services that this process applies."""
         room, deaths = store.facts_room, config.poison_deaths
         self.completions = CompletionEvents(self.settings, self, writer.facts, room, deaths)
-        self._pending_closes = PendingCloses(self.core)
+        self._pending_closes = WaitingCloses()
         self._counts_workers = config.broker is not None
         self._count_at = 0.0
         self._fetch_at: float | None = None
@@ -200,7 +161,10 @@ class Dispatcher(Channel):
         """That of `Secrets`, for a store that nodes share."""
         self.decides_within = 0.0
         """Seconds in which it is known whether a worker from another node may go on."""
-        self._shutdown = Shutdown()
+        self._settled = threading.Event()
+        """Nothing is in flight, nor on its way to the store."""
+        self._dismissed = threading.Event()
+        """All clients that waited have their answers."""
         self._facts_at = 0.0
         self._started = self._ended = False
         self._fetching = self._new_fetching(config, reader)
@@ -278,7 +242,7 @@ class Dispatcher(Channel):
         for those with which workers return. A failed store is not waited for."""
         self.call(self._set_stopping)
         self._wait_settled(grace)
-        if not self._shutdown.settled.is_set():
+        if not self._settled.is_set():
             self.call(self._give_up)
             self._wait_settled(LAST_WRITE)
             self.call(self.maintenance.begin)  # back into the queue, for other nodes, too
@@ -286,7 +250,7 @@ class Dispatcher(Channel):
     def _wait_settled(self, grace: float) -> None:
         until = time.monotonic() + grace
         while self.alive and self._store.usable and (left := until - time.monotonic()) > 0:
-            if self._shutdown.settled.wait(min(left, GRACE_CHECK)):
+            if self._settled.wait(min(left, GRACE_CHECK)):
                 return
 
     def lasts(self) -> bool:
@@ -302,7 +266,7 @@ class Dispatcher(Channel):
         """Stop; the loop goes on. Requests in flight are executed again after the next start."""
         if self.alive:
             self.call(self.waiters.dismiss)
-            self._shutdown.dismissed.wait(DISMISS_MOST)
+            self._dismissed.wait(DISMISS_MOST)
             self.call(self._end)
 
     # -- the services: see DispatcherInbox (any thread) -------------------------------------------------------
@@ -316,8 +280,7 @@ class Dispatcher(Channel):
         """Apply other settings. Any thread may call it."""
         self.call(self._reconfigure, config)
 
-    def replies_read(self, answers: Answers) -> None:
-        """Send the replies that the reader found to waiting clients."""
+    def _replies_read(self, answers: Answers) -> None:
         self.call(self.waiters.found, answers)
 
     def read_replies(self, asks: Sequence[Ask]) -> None:
@@ -434,9 +397,9 @@ class Dispatcher(Channel):
                 self._perform(effects, transport, now)
             transport.push(now)
         if core.stopping and not self._fetching.busy and self._waits_for_none():
-            self._shutdown.settled.set()
+            self._settled.set()
         if self.waiters.dismissed:
-            self._shutdown.dismissed.set()
+            self._dismissed.set()
 
     def _waits_for_none(self) -> bool:
         """Whether workers return with all that is in flight."""
@@ -465,7 +428,8 @@ class Dispatcher(Channel):
 
     def _withdrawn_from_workers(self, uuid: bytes) -> None:
         """No worker can get this closed request any more."""
-        self._pending_closes.over(uuid)
+        for close in self._pending_closes.over(uuid):
+            self._answer_close(close)
 
     # -- inside ----------------------------------------------------------------------------------------------
 
@@ -501,7 +465,8 @@ class Dispatcher(Channel):
         """Stop for good, and release all waiting threads."""
         self._ended = True
         self.failures.finish()
-        self._shutdown.over()
+        self._settled.set()
+        self._dismissed.set()
 
     def is_running(self, uuid: bytes) -> bool:
         """Return whether this request is still to get an outcome that its clients may see. Called in the loop's
@@ -571,7 +536,20 @@ class Dispatcher(Channel):
     def _keep_pending(self, closes: Sequence[CloseDoubt]) -> None:
         """Answer these closes as soon as no further worker can get any of their requests."""
         for close in closes:
-            self._pending_closes.add(close)
+            self.keep_pending(close)
+
+    def keep_pending(self, close: CloseDoubt) -> None:
+        """Answer a close as soon as no worker of this node can get its requests. Those not in flight now will never be
+        sent."""
+        if left := {uuid for uuid in close.uuids if self.core.in_doubt(uuid)}:
+            self._pending_closes.add(close, left)
+        else:
+            self._answer_close(close)
+
+    def _answer_close(self, close: CloseDoubt) -> None:
+        if close.alive is not None:
+            close.alive.extend(uuid for uuid in close.uuids if self.core.goes_on(uuid))
+        close.ask.withdrawn(len(close.uuids))
 
     def _withdrawn(self, services: Collection[bytes]) -> None:
         """Note that requests of these services have left the queue unsent. An absent service with nothing left is

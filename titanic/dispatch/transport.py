@@ -110,14 +110,6 @@ class PartialReplies(Generic[Key]):
         self._frames: dict[Key, Frames] = {}
         self._sizes: dict[Key, tuple[int, int]] = {}
 
-    def __len__(self) -> int:
-        """Replies of which a part has come."""
-        return len(self._sizes)
-
-    @property
-    def bytes_kept(self) -> int:
-        return sum(len(frame) for frames in self._frames.values() for frame in frames)
-
     def add(self, key: Key, body: Frames) -> None:
         """A part of the reply came."""
         frames = self._frames.setdefault(key, [])
@@ -203,11 +195,6 @@ class OwnBrokerTransport:
     def in_flight(self) -> list[bytes]:
         """UUIDs of what was sent and is not answered."""
         return list(self._tickets)
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing is kept of any request."""
-        return not (self._sends or self._tickets or self._parts or self._recalls or self._recalled or self._abandoned)
 
     def send_requests(self, sends: Sequence[Send], now: float) -> None:
         for send in sends:

@@ -79,11 +79,6 @@ class ForeignTransport:
         """UUIDs of what was sent and is not answered."""
         return [send.uuid for send in self._busy.values()]
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing is kept of any request."""
-        return not (self._busy or self._in_flight or self._parts or self._recalled)
-
     def send_requests(self, sends: Sequence[Send], now: float) -> None:
         for send in sends:
             connection = self._take_connection()

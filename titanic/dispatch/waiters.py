@@ -127,7 +127,7 @@ class Waiters:
         ended = []
         for ask, frames in answers:
             if frames != [tsp.PENDING] or self.dismissing:
-                if self._forget(ask):
+                if self.forget(ask):
                     ended.append((ask, self._pending if frames == [tsp.PENDING] else frames))
             elif (until := self._until.pop(id(ask), None)) is not None:
                 self._deadlines.set(id(ask), until)
@@ -145,7 +145,7 @@ class Waiters:
             and not self._owner.congested(ask)
         ]
         for ask in asks:
-            self._forget(ask)
+            self.forget(ask)
         self.replies_given += len(asks)
         if asks:
             self._owner.send_answers([(ask, [tsp.OK, *frames]) for ask in asks])
@@ -192,10 +192,6 @@ class Waiters:
         """Whether no ask waits any more, nor will."""
         return self.dismissing and not self._known
 
-    def forget(self, ask: Ask) -> None:
-        """Drop an ask with a client that is gone."""
-        self._forget(ask)
-
     def next_deadline(self) -> float | None:
         """When `tick` has something to do."""
         return self._deadlines.wake_at
@@ -214,11 +210,12 @@ class Waiters:
 
     def _send_away(self, asks: Sequence[Ask], answer: Frames | None = None) -> None:
         for ask in asks:
-            self._forget(ask)
+            self.forget(ask)
         if asks:
             self._owner.send_answers([(ask, answer or self._pending) for ask in asks])
 
-    def _forget(self, ask: Ask) -> bool:
+    def forget(self, ask: Ask) -> bool:
+        """Drop an ask: it is answered, or its client is gone. False if it was dropped before."""
         known = self._known.pop(id(ask), None)
         if known is None:
             return False
