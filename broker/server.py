@@ -198,7 +198,8 @@ class LocalPeer:
 
     def joint(self, names: Iterable[bytes] | None = None) -> set[bytes]:
         """Return the services of workers that have other services, too; `names`: only of these."""
-        return {name for name, service in self._broker.core.some_services(names) if service.joint_groups}
+        services = self._broker.core.services.copy()
+        return {name for name in names or services if name in services and services[name].joint_groups}
 
     def queued(self) -> set[bytes]:
         """Return the services of which requests wait for a worker."""
@@ -398,8 +399,9 @@ class Broker(CoreRunner[BrokerCore]):
     def workers(self, names: Iterable[bytes] | None = None) -> dict[bytes, int]:
         """Return the number of workers of each service that has any; `names`: only of these. Any thread may call
         this."""
-        services = self.core.some_services(names)
-        return {name: count for name, service in services if service.groups and (count := service.workers)}
+        services = self.core.services
+        found = services.copy().items() if names is None else [(one, services[one]) for one in names if one in services]
+        return {name: count for name, service in found if service.groups and (count := service.workers)}
 
     def worker_reports(self, most: int) -> tuple[list[WorkerReport], int]:
         """Return the workers by process, and how many processes are left out: see `WorkerRegistry.report`. Any thread

@@ -20,7 +20,7 @@ worker with 503.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from broker.access.authorization import Review
 from broker.access.users import User
@@ -188,12 +188,6 @@ class BrokerCore(ReturnCore):
         silent."""
         for worker in self.workers.values():
             self._heard(worker, now)
-
-    def some_services(self, names: Iterable[bytes] | None = None) -> list[tuple[bytes, BrokerService]]:
-        """Return the services with these names, by default all. Any thread may call this."""
-        if names is None:
-            return [*self.services.copy().items()]
-        return [(name, service) for name in names if (service := self.services.get(name)) is not None]
 
     def held(self) -> dict[bytes, int]:
         """Return how many requests of each service take none of the slots that it counts: those of workers that leave,

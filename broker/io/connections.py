@@ -27,7 +27,7 @@ from broker.core.timers import earliest
 from broker.io.admission import REFUSED, UserAdmission
 from broker.io.listeners import ListeningSocket
 from broker.io.loop import Channel, Loop
-from broker.io.peer_connection import PeerConnection, QueuedBytes, of_largest_share
+from broker.io.peer_connection import PeerConnection, QueuedBytes, due, of_largest_share
 from broker.zmtp import (
     Connection,
     ConnectionFailed,
@@ -73,9 +73,6 @@ MAX_HANDSHAKE_TIME = 0.0001
 """Seconds spent in a round on accepting connections, and as many on handshakes; at least one of each is served, and the
 next round goes on. A CURVE handshake takes a quarter of a millisecond."""
 
-MAX_DUE = 2
-"""Connections that a round closes because their time is over, and as many handshakes that it begins after a wait."""
-
 LATE = 1.0
 """Seconds after a deadline from which its time is given again: the loop stood still."""
 
@@ -100,16 +97,6 @@ PEERS = (b"REQ", b"DEALER", b"ROUTER")
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-
-
-def due(deadlines: dict[PeerConnection, float], now: float) -> list[tuple[PeerConnection, float]]:
-    """Return the first connections past their deadline; the next round gets the others."""
-    found: list[tuple[PeerConnection, float]] = []
-    for connection, deadline in deadlines.items():  # in the order of the deadlines
-        if deadline > now or len(found) == MAX_DUE:
-            break
-        found.append((connection, deadline))
-    return found
 
 
 class PeerGone(Exception):
@@ -338,13 +325,7 @@ class Connections:
         connection.received += len(data)
         if connection.ending_at is not None:
             return
-        for event in protocol.receive(data, MAX_EVENTS):
-            if isinstance(event, list | OversizedMessage):
-                self._arrived.append((connection, event))
-            elif isinstance(event, PeerReady):
-                self._handshake_done(connection, event, now)
-            elif isinstance(event, ConnectionFailed):
-                self._failed(connection, event, now)
+        self._receive(connection, data, now)
         if protocol.has_more:
             self.ready[connection.descriptor] = _READ
         held = protocol.held
@@ -355,6 +336,15 @@ class Connections:
                 self._close(connection)
             else:
                 self._dirty[connection] = None
+
+    def _receive(self, connection: PeerConnection, data: bytes, now: float) -> None:
+        for event in connection.protocol.receive(data, MAX_EVENTS):
+            if isinstance(event, list | OversizedMessage):
+                self._arrived.append((connection, event))
+            elif isinstance(event, PeerReady):
+                self._handshake_done(connection, event, now)
+            elif isinstance(event, ConnectionFailed):
+                self._failed(connection, event, now)
 
     def _hold(self, connection: PeerConnection, held: int, now: float) -> None:
         """Note the bytes of an incomplete message. If there are too many in all, a connection of the user, or the IP
@@ -393,11 +383,7 @@ class Connections:
             connection.name = name
         connection.open = True
         connection.protocol.accept()
-        for event in connection.protocol.receive(b"", MAX_EVENTS):
-            if isinstance(event, list | OversizedMessage):
-                self._arrived.append((connection, event))
-            elif isinstance(event, ConnectionFailed):
-                self._failed(connection, event, now)
+        self._receive(connection, b"", now)
 
     def _log(self, connection: PeerConnection, failure: Failure, reason: str, now: float) -> None:
         """Log why a connection ends, once a second for each failure."""

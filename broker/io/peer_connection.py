@@ -21,6 +21,10 @@ IPV4 = "::ffff:"
 """How IPv4 addresses begin at a socket of IPv6."""
 
 
+MAX_DUE = 2
+"""Connections that a round closes because their time is over, and as many handshakes that it begins after a wait."""
+
+
 class PeerConnection:
     """A connection and its peer."""
 
@@ -147,3 +151,13 @@ def of_largest_share(received: Mapping[PeerConnection, int]) -> PeerConnection:
         shares[one.share] += size
     ((most, _),) = shares.most_common(1)
     return min((one for one in received if one.share == most), key=lambda one: one.heard_at)
+
+
+def due(deadlines: dict[PeerConnection, float], now: float) -> list[tuple[PeerConnection, float]]:
+    """Return the first connections past their deadline; the next round gets the others."""
+    found: list[tuple[PeerConnection, float]] = []
+    for connection, deadline in deadlines.items():  # in the order of the deadlines
+        if deadline > now or len(found) == MAX_DUE:
+            break
+        found.append((connection, deadline))
+    return found

@@ -177,6 +177,9 @@ class RemoteRead(DamageableRead):
         self.store.travel()
         return super().__enter__()
 
+    def optimistic(self, alone: bool = False) -> None:
+        """Nothing: to read costs nothing."""
+
     def prefetch(self, uuids: Sequence[bytes], replies: bool = False) -> None:
         self.store.prefetched.append((list(uuids), replies))
 

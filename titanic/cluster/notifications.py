@@ -33,12 +33,12 @@ from titanic.cluster.shared_settings import ServiceSettingsCache
 from titanic.commit.writer import Writer
 from titanic.dispatch.attempts import Flight
 from titanic.dispatch.core import DispatchCore
-from titanic.dispatch.dispatcher import Dispatcher, WaitingCloses
+from titanic.dispatch.dispatcher import Dispatcher
 from titanic.dispatch.waiters import Waiters
 from titanic.errors import StoreError
 from titanic.logs import Incident, event
 from titanic.protocol.tsp import Progress, read_progress
-from titanic.services.ask import CloseDoubt, Inbox
+from titanic.services.ask import CloseDoubt, Inbox, WaitingCloses
 from titanic.store import (
     ClusterView,
     NodeRow,

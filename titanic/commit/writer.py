@@ -20,13 +20,13 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from queue import Empty, SimpleQueue
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, cast
 
 from broker import Action
 from titanic.errors import RecordCorrupt, StoreAway, StoreCorrupt, StoreError, StoreFailed, StoreFull, WriteConflict
 from titanic.facts.recorder import FactsRecorder
 from titanic.logs import Incident, event
-from titanic.store import Store, WriteTransaction
+from titanic.store import SharedWriteTransaction, Store, WriteTransaction
 from titanic.util.clock import ClockJumps
 
 log = logging.getLogger(__name__)
@@ -266,7 +266,7 @@ class Writer:
         try:
             with self._store.write() as transaction:
                 if self._remote:
-                    transaction.optimistic(alone=len(writes) == 1)
+                    cast(SharedWriteTransaction, transaction).optimistic(alone=len(writes) == 1)
                 flushes = last or facts.wants(now_us) or isinstance(writes[0], FlushWrite)
                 if flushes:  # first: the totals are compared with the requests before any change
                     alone = all(isinstance(write, FlushWrite) for write in writes)

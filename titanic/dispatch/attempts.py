@@ -12,6 +12,8 @@ from typing import Literal, NamedTuple
 
 from broker import TRACEBACK, WorkerIdentity
 from titanic.dispatch.backlogs import HIGHEST, Backlog
+from titanic.facts.counts import EXPIRED, FAILED, RETRIED, SUCCEEDED
+from titanic.facts.recorder import AttemptEnd
 from titanic.protocol.submit_options import Policy
 from titanic.protocol.tsp import LEAST_PAUSE, Frames, Progress, read_retry_hint
 from titanic.settings import JITTER, ServerConfig
@@ -78,6 +80,11 @@ class Flight:
     failure: AttemptFailure | None = None
     """How that was."""
 
+    @property
+    def past_limit(self) -> str:
+        """Why its attempt fails at its limit."""
+        return f"no reply within its limit of {self.policy.limit:g} s"
+
     def fail(self, outcome: Literal["failed", "died", "lost"], reason: str, detail: Frames) -> None:
         """Note how its attempt has failed."""
         error = shortened(reason, detail, MOST_ERROR)
@@ -121,6 +128,49 @@ class Postpone(NamedTuple):
 
 
 AttemptOutcome = Finish | Postpone
+
+
+class RecallRequest(NamedTuple):
+    """Have the broker give back a request that no worker is to begin: its attempt is beyond its limit, its time to live
+    is over, it was closed, more urgent ones wait behind it, or the node gives it up. Answer with `refused` (499), or
+    with `kept`."""
+
+    uuid: bytes
+
+
+class AskWorkers(NamedTuple):
+    """Ask the broker how many workers these services have: answer with `present`."""
+
+    services: list[bytes]
+
+
+class Survey(NamedTuple):
+    """Ask the broker for all its workers: answer with `surveyed`."""
+
+
+class Maintain(NamedTuple):
+    """Do what is due in the store, and set the alarm again (`set_alarm`)."""
+
+
+class KeepOutcomes(NamedTuple):
+    """Write these at once: answer with `settled` or `unsettled`."""
+
+    outcomes: list[AttemptOutcome]
+
+
+class GivenBack(NamedTuple):
+    """A request is back in the queue. Only nodes that share a store need to know."""
+
+    uuid: bytes
+
+
+class Certain(NamedTuple):
+    """It is certain now whether a worker has this closed request: no further one can get it."""
+
+    uuid: bytes
+
+
+Effect = RecallRequest | AskWorkers | Survey | Maintain | KeepOutcomes | GivenBack | Certain
 
 
 MOST_REASON = 1000
@@ -269,3 +319,20 @@ def context_of(row: ReadyRow, flight: Flight, config: ServerConfig, wall_us: int
     if key and not key.startswith(_GENERATED):
         said += b',"key":' + json.dumps(key.decode(errors="replace")).encode()
     return said + b"}"
+
+
+def attempt_end(outcome: AttemptOutcome, flight: Flight, ended: float, ended_us: int) -> AttemptEnd | None:
+    """Return what counts; None: it was no attempt. `ended`: when it had ended, in the core's clock, and `ended_us` in
+    µs since the epoch."""
+    service, reason = flight.backlog.name, outcome.reason
+    if isinstance(outcome, Finish):
+        if outcome.status is Status.EXPIRED:
+            return AttemptEnd(outcome.uuid, service, EXPIRED, None, None, "")
+        kind = SUCCEEDED if outcome.status is Status.DONE else FAILED
+    elif outcome.delay:
+        kind = RETRIED
+    else:  # its worker was lost, which was no attempt
+        return None
+    run = max(0.0, ended - outcome.started)
+    wait = max(0.0, (ended_us - flight.ready_at) / 1e6 - run) if flight.ready_at else None
+    return AttemptEnd(outcome.uuid, service, kind, wait, run, reason)

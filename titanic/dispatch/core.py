@@ -33,16 +33,23 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Collection, Container, Iterable, Sequence
-from typing import NamedTuple
 
 from broker import ErrorReply, Timers, WorkerIdentity
 from titanic.dispatch.attempts import (
+    AskWorkers,
     AttemptFailure,
     AttemptOutcome,
+    Certain,
+    Effect,
     Finish,
     Flight,
+    GivenBack,
+    KeepOutcomes,
+    Maintain,
     Postpone,
+    RecallRequest,
     Send,
+    Survey,
     after_failure,
     context_of,
     without_room,
@@ -70,48 +77,6 @@ LATE_MOST = 256
 MAINTENANCE: Alarm = ("maintenance", b"")
 
 
-class RecallRequest(NamedTuple):
-    """Have the broker give back a request that no worker is to begin: its attempt is beyond its limit, its time to live
-    is over, it was closed, more urgent ones wait behind it, or the node gives it up. Answer with `refused` (499), or
-    with `kept`."""
-
-    uuid: bytes
-
-
-class AskWorkers(NamedTuple):
-    """Ask the broker how many workers these services have: answer with `present`."""
-
-    services: list[bytes]
-
-
-class Survey(NamedTuple):
-    """Ask the broker for all its workers: answer with `surveyed`."""
-
-
-class Maintain(NamedTuple):
-    """Do what is due in the store, and set the alarm again (`set_alarm`)."""
-
-
-class KeepOutcomes(NamedTuple):
-    """Write these at once: answer with `settled` or `unsettled`."""
-
-    outcomes: list[AttemptOutcome]
-
-
-class GivenBack(NamedTuple):
-    """A request is back in the queue. Only nodes that share a store need to know."""
-
-    uuid: bytes
-
-
-class Certain(NamedTuple):
-    """It is certain now whether a worker has this closed request: no further one can get it."""
-
-    uuid: bytes
-
-
-Effect = RecallRequest | AskWorkers | Survey | Maintain | KeepOutcomes | GivenBack | Certain
-
 _NO_POLICY = Policy()
 _COUNTED_AS = {Status.DONE: "succeeded", Status.FAILED: "failed", Status.EXPIRED: "expired"}
 
@@ -120,10 +85,6 @@ def _counted_as(outcome: AttemptOutcome) -> str:
     if isinstance(outcome, Finish):
         return _COUNTED_AS[outcome.status]
     return "retried" if outcome.delay else "returned"
-
-
-def _past_limit(flight: Flight) -> str:
-    return f"no reply within its limit of {flight.policy.limit:g} s"
 
 
 class DispatchCore:
@@ -223,7 +184,7 @@ class DispatchCore:
         if (flight := self._landing(uuid)) is not None:
             self.backlogs.worked(flight.backlog, now)
             if flight.overdue:
-                self._failed(uuid, flight, _past_limit(flight), [])
+                self._failed(uuid, flight, flight.past_limit, [])
                 return
             flight.attempts += 1
             self._finish(uuid, flight, Status.DONE, body, "")
@@ -234,7 +195,7 @@ class DispatchCore:
             self.backlogs.worked(flight.backlog, now)
             self._suspects.pop(uuid, None)
             if flight.overdue:
-                self._failed(uuid, flight, _past_limit(flight), [])
+                self._failed(uuid, flight, flight.past_limit, [])
             else:
                 self._failed(uuid, flight, error.text, error.detail)
 
@@ -246,7 +207,7 @@ class DispatchCore:
         if error.status in TAKEN_LATER:
             self._give_back(uuid, flight, now, pause=error.status != GIVEN_BACK)
         elif flight.overdue:  # perhaps its worker died because its process was killed at the limit
-            self._failed(uuid, flight, _past_limit(flight), [])
+            self._failed(uuid, flight, flight.past_limit, [])
         elif error.status in NEVER_TAKEN:
             self._finish(uuid, flight, Status.FAILED, error.detail, f"{error.status} {error.text}")
         elif error.status == LOST:
@@ -304,7 +265,7 @@ class DispatchCore:
             return False
         flight.backlog.abandoned += 1
         self._landing(uuid)
-        self._failed(uuid, flight, _past_limit(flight), [])
+        self._failed(uuid, flight, flight.past_limit, [])
         return True
 
     def left(self, name: bytes) -> None:

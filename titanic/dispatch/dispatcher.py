@@ -11,24 +11,26 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
 from broker import Channel, Expected, Loop, earliest
 from titanic.commit.writer import LIGHT_BYTES, Writer
-from titanic.dispatch.attempts import AttemptOutcome, Finish, Flight, Send
-from titanic.dispatch.core import (
+from titanic.dispatch.attempts import (
     AskWorkers,
     Certain,
-    DispatchCore,
     Effect,
+    Finish,
     GivenBack,
     KeepOutcomes,
     Maintain,
     RecallRequest,
+    Send,
     Survey,
+    attempt_end,
 )
+from titanic.dispatch.core import DispatchCore
 from titanic.dispatch.deliveries import Deliveries
 from titanic.dispatch.fetching import Fetching, LocalFetch, ready_row
 from titanic.dispatch.maintenance import Maintenance, MaintenanceWrite
@@ -37,7 +39,7 @@ from titanic.dispatch.service_log import FailureLog
 from titanic.dispatch.transport import OwnBrokerTransport, Transport
 from titanic.dispatch.waiters import MOST_WAITERS, Waiters
 from titanic.errors import StoreError
-from titanic.facts.counts import DISPATCHED, EXPIRED, FAILED, RETRIED, SUCCEEDED
+from titanic.facts.counts import DISPATCHED, EXPIRED
 from titanic.facts.recorder import AttemptEnd
 from titanic.logs import event
 from titanic.protocol.tsp import WAIT, Progress
@@ -53,6 +55,7 @@ from titanic.services.ask import (
     SendAnswers,
     SettingsChanged,
     WaitForReplies,
+    WaitingCloses,
 )
 from titanic.services.reader import Reader, ReadService
 from titanic.settings import ServerConfig
@@ -78,34 +81,6 @@ FACTS_EVERY = 1.0
 
 GRACE_CHECK = 0.5
 """Seconds between checks whether waiting for the requests in flight still makes sense."""
-
-
-class WaitingCloses:
-    """Closes by the requests that they wait for."""
-
-    def __init__(self) -> None:
-        self._closes: dict[bytes, list[tuple[set[bytes], CloseDoubt]]] = {}
-
-    def __iter__(self) -> Iterator[bytes]:
-        return iter(self._closes)
-
-    def add(self, close: CloseDoubt, uuids: set[bytes]) -> None:
-        """Have a close wait for these requests."""
-        for uuid in uuids:
-            self._closes.setdefault(uuid, []).append((uuids, close))
-
-    def killing(self, uuid: bytes) -> list[list[bytes]]:
-        """Return the lists of what goes on of the closes that want this request to be killed."""
-        return [close.alive for _, close in self._closes.get(uuid, ()) if close.alive is not None]
-
-    def over(self, uuid: bytes) -> list[CloseDoubt]:
-        """Wait no longer for this request. Return the closes that do not wait for any other."""
-        ready = []
-        for left, close in self._closes.pop(uuid, ()):
-            left.discard(uuid)
-            if not left:
-                ready.append(close)
-        return ready
 
 
 DispatchNotice = Notice | OutcomeWrite | MaintenanceWrite
@@ -590,7 +565,7 @@ class Dispatcher(Channel):
             flight = core.flights.get(outcome.uuid)
             if flight is None or flight.closed or outcome.uuid in unchanged_uuids:
                 continue
-            if (end := _attempt_end(outcome, flight, write.created, ended_us)) is not None:
+            if (end := attempt_end(outcome, flight, write.created, ended_us)) is not None:
                 ends.append(end)
             if not isinstance(outcome, Finish):
                 continue
@@ -618,20 +593,3 @@ class Dispatcher(Channel):
         self._writer.facts.attempts(ends, self._store.now_us())
         for uuid, service in expired:
             self.failures.report(uuid, service, Status.EXPIRED, "not done in time")
-
-
-def _attempt_end(outcome: AttemptOutcome, flight: Flight, ended: float, ended_us: int) -> AttemptEnd | None:
-    """What counts; None: it was no attempt. `ended`: when it had ended, in the core's clock, and `ended_us` in µs since
-    the epoch."""
-    service, reason = flight.backlog.name, outcome.reason
-    if isinstance(outcome, Finish):
-        if outcome.status is Status.EXPIRED:
-            return AttemptEnd(outcome.uuid, service, EXPIRED, None, None, "")
-        kind = SUCCEEDED if outcome.status is Status.DONE else FAILED
-    elif outcome.delay:
-        kind = RETRIED
-    else:  # its worker was lost, which was no attempt
-        return None
-    run = max(0.0, ended - outcome.started)
-    wait = max(0.0, (ended_us - flight.ready_at) / 1e6 - run) if flight.ready_at else None
-    return AttemptEnd(outcome.uuid, service, kind, wait, run, reason)

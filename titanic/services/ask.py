@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -64,6 +64,34 @@ class CloseDoubt(NamedTuple):
     ask: ClosingAsk
     alive: list[bytes] | None = None
     """Those of them that workers go on with, filled before `withdrawn`; None: that is not asked for."""
+
+
+class WaitingCloses:
+    """Closes by the requests that they wait for."""
+
+    def __init__(self) -> None:
+        self._closes: dict[bytes, list[tuple[set[bytes], CloseDoubt]]] = {}
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._closes)
+
+    def add(self, close: CloseDoubt, uuids: set[bytes]) -> None:
+        """Have a close wait for these requests."""
+        for uuid in uuids:
+            self._closes.setdefault(uuid, []).append((uuids, close))
+
+    def killing(self, uuid: bytes) -> list[list[bytes]]:
+        """Return the lists of what goes on of the closes that want this request to be killed."""
+        return [close.alive for _, close in self._closes.get(uuid, ()) if close.alive is not None]
+
+    def over(self, uuid: bytes) -> list[CloseDoubt]:
+        """Wait no longer for this request. Return the closes that do not wait for any other."""
+        ready = []
+        for left, close in self._closes.pop(uuid, ()):
+            left.discard(uuid)
+            if not left:
+                ready.append(close)
+        return ready
 
 
 def not_done(what: str, error: StoreError, *, others: bool) -> Frames:

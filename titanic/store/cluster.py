@@ -235,6 +235,11 @@ class SharedReadTransaction(ReadTransaction, Protocol):
 class SharedWriteTransaction(WriteTransaction, SharedReadTransaction, Protocol):
     """Changes that concern other nodes."""
 
+    def optimistic(self, alone: bool = False) -> None:
+        """Rely on what is likely, such as that a new idempotency key is free, rather than read it first. When that was
+        wrong, or another node was in the way, the transaction raises WriteConflict, and is to be repeated. `alone`: it
+        has one kind of change only."""
+
     def agree_limits(self, given: Mapping[bytes, Limits]) -> None:
         """Set limits for services that have none, and, while no node renews its lease, for the others, too."""
 

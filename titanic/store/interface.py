@@ -279,11 +279,6 @@ class ReadTransaction(Protocol):
 class WriteTransaction(ReadTransaction, Protocol):
     """Changes of the store: all of them are kept when the `with` block ends, or none. It reads what it has changed."""
 
-    def optimistic(self, alone: bool = False) -> None:
-        """Let a `remote` store rely on what is likely, such as that a new idempotency key is free, rather than read it
-        first. When that was wrong, or another node was in the way, the transaction raises WriteConflict, and is to be
-        repeated. `alone`: it has one kind of change only. Other stores ignore this."""
-
     # -- accept ----------------------------------------------------------------------------------------------
 
     def accept(

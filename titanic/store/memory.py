@@ -397,8 +397,6 @@ class MemoryWriteTransaction(MemoryReadTransaction):
     def _put_ring(self, **fields: Any) -> None:
         self._put(Tables.put_ring, None, self.tables.ring._replace(**fields))
 
-    def optimistic(self, alone: bool = False) -> None: ...
-
     # -- accept ----------------------------------------------------------------------------------------------
 
     def accept(

@@ -17,9 +17,9 @@ from typing import Any, Protocol, TypedDict, Unpack, cast
 
 from broker import DELIVERY, Delivery, Handler, RemoteError, error_frames, execute, failure, read_error
 from titanic.client.request_queue import Found
-from titanic.dispatch.attempts import AttemptOutcome, Finish, Send
+from titanic.dispatch.attempts import AskWorkers, AttemptOutcome, Finish, KeepOutcomes, RecallRequest, Send
 from titanic.dispatch.backlogs import Fetch
-from titanic.dispatch.core import AskWorkers, DispatchCore, KeepOutcomes, RecallRequest
+from titanic.dispatch.core import DispatchCore
 from titanic.dispatch.outcomes import completion_events
 from titanic.errors import InvalidRequest, RequestFailed, TimedOut
 from titanic.protocol.answers import Ended, RequestInfo, standing, unknown

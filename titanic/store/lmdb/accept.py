@@ -76,10 +76,6 @@ class _Plan(NamedTuple):
     owned: dict[bytes, list[int]]
 
 
-def optimistic(tx: Writing, alone: bool = False) -> None:
-    """Nothing: to ask costs nothing."""
-
-
 def accept(
     tx: Writing, requests: Sequence[NewRequest], now_us: int, ahead_us: int = 0, running: Container[bytes] = ()
 ) -> list[AcceptResult]:

@@ -110,7 +110,6 @@ class LmdbWriteTransaction(LmdbReadTransaction, Writing):
     the last one left to do, which relies on rows that may be damaged.
     """
 
-    optimistic = method(accepting.optimistic)
     accept = method(accepting.accept)
     fresh = method(accepting.fresh)
     forget = method(accepting.forget)
