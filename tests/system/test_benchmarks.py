@@ -166,3 +166,9 @@ def test_system_calls_are_counted() -> None:
     assert sum(number for name, number in figures.items() if name.startswith("call ")) == pytest.approx(
         figures["system calls"]
     )
+
+
+@pytest.mark.torture
+def test_a_short_day() -> None:
+    done = benchmark("day", "--minutes", "0.5", "--rate", "20")
+    assert "0 lost or wrong" in done.stdout, done.stdout + done.stderr
