@@ -183,7 +183,7 @@ class Schedule:
 
     def _every(self) -> EveryTicks:
         seconds: Any = self.every.total_seconds() if isinstance(self.every, timedelta) else self.every
-        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or seconds != int(seconds) or seconds < 1:
+        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or seconds % 1 != 0 or seconds < 1:
             raise InvalidSchedule(f"every is {quoted(self.every)}", "", "it must be a whole number of seconds")
         if self.tz != "UTC":
             raise InvalidSchedule("every has no tz", "intervals are counted from 1970 in UTC", "use cron, or drop tz")

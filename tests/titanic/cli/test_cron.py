@@ -98,6 +98,8 @@ def test_wrong_usage(words: list[str], fault: str, file: Path) -> None:
         ("[a]\nservice = 's'\ncron = '61 * * * *'", 1, "cron is '61 * * * *'; bad minute; write minute, hour"),
         ("[a]\nservice = 's'\nevery = '5x'", 3, "every is '5x'; it must be a time"),
         ("[a]\nservice = 's'\nevery = 0.5", 1, "every is 0.5; it must be a whole number of seconds"),
+        ("[a]\nservice = 's'\nevery = inf", 1, "every is inf; it must be a whole number of seconds"),
+        ("[a]\nservice = 's'\nevery = nan", 1, "every is nan; it must be a whole number of seconds"),
         ("[a]\nservice = 's'\nevery = 5\ntz = 'Asia/Tokyo'", 1, "every has no tz"),
         ("[a]\nservice = 's'\nevery = 5\nmissed = 'some'", 1, "missed is 'some'; it must be skip, once, all"),
         ("[a]\nservice = 's'\nevery = 5\nbody-file = 'x'", 4, "x; No such file"),

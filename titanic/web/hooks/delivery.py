@@ -110,7 +110,11 @@ MAX_JOBS_EACH = 4
 """Concurrent POSTs to one hook, so that a slow one does not block the others."""
 
 BUSY_PAUSE = 1.0
-"""Seconds until a delivery is retried if its hook is at the limit."""
+"""Seconds until a delivery is retried if its hook is at the limit, at least."""
+
+BUSY_RATE = 100.0
+"""Deliveries a second that are retried for a hook at the limit. If all came again at once, those to others would wait
+behind thousands of them."""
 
 RETRIES = {"max_attempts": 20, "retry_first": 5, "retry_most": 3600}
 """A receiver that is down for ten hours misses nothing."""
@@ -139,6 +143,8 @@ class HookDelivery:
         self._client = MonitoredClient(ServerMonitor(endpoint), endpoint, **more)
         self.registry = Registry(self._client)
         self._running: Counter[str] = Counter()
+        self._again_at: dict[str, float] = {}
+        """When the last delivery that met each hook at the limit is retried."""
         self._incident = Incident(log, "deliver web hooks")
         self._unclosed = Incident(log, "close the requests of delivered web hooks")
         self._workers = [
@@ -182,7 +188,9 @@ class HookDelivery:
         hook: Hook | None = await self._ask(self.registry.find(frames[1].decode(errors="replace")))
         if hook is not None:  # else it was deleted
             if self._running[hook.id] >= MAX_JOBS_EACH:
-                raise Retry(f"{hook.host} has {MAX_JOBS_EACH} deliveries at the moment", after=BUSY_PAUSE, count=False)
+                now, before = time.monotonic(), self._again_at.get(hook.id, 0.0)
+                again = self._again_at[hook.id] = max(now + BUSY_PAUSE, before + 1 / BUSY_RATE)
+                raise Retry(f"{hook.host} has {MAX_JOBS_EACH} deliveries at the moment", after=again - now, count=False)
             self._running[hook.id] += 1
             try:
                 await self._post(hook, frames[0])
@@ -398,7 +406,7 @@ async def post(url: str, headers: Mapping[str, str], body: bytes, allowed: Seque
             return await _post(url, headers, body, allowed)
     except TimeoutError:
         raise HookUnreachable(f"no answer in {POST_TIMEOUT:g} s") from None
-    except (OSError, EOFError, httptools.HttpParserError) as error:
+    except (OSError, EOFError, httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
         raise HookUnreachable(f"the connection failed: {error or type(error).__name__}") from error
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,7 @@ def test_what_is_not_taken_is_sent_again(hooks: Hooks, client: Client, receiver:
         ([b"HTTP/1.1 500 Oh\r\n\r\n" + b"x" * 10_000] * 3, "answered 500; x{500}$"),
         ([b"SSH-2.0-OpenSSH\r\n"] * 3, "the connection failed"),
         ([b""] * 3, "the connection was closed before an answer"),
+        ([b"HTTP/1.1 101 Oh\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\nx"] * 3, "the connection failed"),
         (
             [b"HTTP/1.1 200 OK\r\nX: " + b"x" * 200_000] * 3,
             "the connection was closed before an answer|the connection failed",
@@ -175,6 +177,21 @@ def test_a_receiver_that_is_slow_is_left_alone(
         until(lambda: not rest(client))
     assert len(receiver.told) == 5
     assert {told.headers["Titanic-Attempt"] for told in receiver.told} == {"1"}
+
+
+def test_deliveries_to_a_slow_receiver_come_again_one_after_the_other(
+    hooks: Hooks, client: Client, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thousands at once would delay those to others."""
+    monkeypatch.setattr(delivery, "MAX_JOBS_EACH", 0)
+    monkeypatch.setattr(delivery, "BUSY_RATE", 0.01)
+    hooks.put(receiver.url)
+    for _ in range(5):
+        tell(client)
+    with hooks.deliver():
+        again = until(lambda: len(rows := client.list(state="delayed", service="web.delivery")[0]) == 5 and rows)
+    times = sorted(row["due"] / 1e6 for row in again)
+    assert all(after - before > 60 for before, after in pairwise(times[1:])), times
 
 
 def test_what_nobody_wants_to_know_any_more_is_dropped(hooks: Hooks, client: Client, receiver: Receiver) -> None:
