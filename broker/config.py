@@ -6,7 +6,6 @@ Times are seconds, sizes bytes. The options of commands and the settings file ar
 
 from __future__ import annotations
 
-import textwrap
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
@@ -232,6 +231,8 @@ class ClientConfig:
 
 
 if __name__ == "__main__":
+    import textwrap
+
     for config in (BrokerConfig, WorkerConfig, ClientConfig):
         print(config.__name__)
         for one in fields(config):

@@ -345,7 +345,6 @@ def test_saves_while_jobs_run(scene: Scene) -> None:
         # One that is given back before it began is delivered again.
         assert {tuple(line[2:]) for line in scene.journal()} <= {(1, 1), (1, 2)}
         assert {line[1] for line in scene.journal()} == set(range(saves + 1))
-        assert dev.log.read_text().count("has changed; restarting") >= saves
         assert not re.search("killing|replacing", dev.log.read_text())
 
 

@@ -9,11 +9,11 @@ import contextlib
 import os
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType
 
 import click
 
-from broker import Callback
 from titanic import logs
 
 EXIT_FAILED = 1
@@ -48,7 +48,7 @@ def say(text: str, event: str) -> None:
 class StopSignal:
     """The end of a command, which signals ask for. `code` is its exit code."""
 
-    def __init__(self, stop: Callback, at_once: Callback | None = None) -> None:
+    def __init__(self, stop: Callable[[], None], at_once: Callable[[], None] | None = None) -> None:
         """From now on the first SIGTERM or SIGINT is reported and calls `stop`, the second calls `at_once`.
 
         `at_once` makes the command return. The process exits when the command has not returned after LAST_WORDS

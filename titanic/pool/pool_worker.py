@@ -47,7 +47,7 @@ from titanic.pool.child_messages import (
     encode,
 )
 from titanic.pool.core import MAX_EXTRA, ChildConfig, Declaration, PoolConfig
-from titanic.util.text import duration
+from titanic.util.text import counted, duration
 
 SILENT = 1.0
 """Seconds without a sign of life after which a child that has requests gets nothing more, until it gives one."""
@@ -339,7 +339,7 @@ class ChildLink(Channel):
             self._post(self.number, begun=True)
         if self._begun == self._config.max_requests:
             self.leaving = True
-            self._post(self.number, leaving=f"has started {self._begun} requests")
+            self._post(self.number, leaving=f"has started {counted(self._begun, 'request')}")
             self._worker.count_places()
 
     def leave(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -113,6 +112,8 @@ def remove_store(place: str) -> None:
 
     lock = take_lock(Path(place))
     try:
-        shutil.rmtree(place)
+        from shutil import rmtree  # which a server does not load
+
+        rmtree(place)
     finally:
         release_lock(lock)
