@@ -108,10 +108,27 @@ def test_fastapi_with_pydantic(recipe: Recipe) -> None:
     asyncio.run(visit())
 
 
+def plain_block(section: str) -> str:
+    """The indented lines of a section."""
+    text = (ROOT / "COOKBOOK.md").read_text().partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    return "\n".join(line[4:] for line in text.splitlines() if line.startswith("    ") or not line)
+
+
+def test_flask(server: Server) -> None:
+    pytest.importorskip("flask")
+    bills: dict[str, Any] = {"__name__": "bills"}
+    exec(plain_block("Flask").replace("tcp://127.0.0.1:5555", server.endpoints[0]), bills)
+    browser = bills["site"].test_client()
+    with bills["app"].worker():
+        created = browser.post("/bills/7")
+        assert (created.status_code, browser.get(f"/bills/{created.json['uuid']}").text) == (202, "bill 7 of bills")
+    assert browser.get(f"/bills/{'0' * 32}").status_code == 404
+    bills["app"].client.disconnect()
+
+
 def test_sentry() -> None:
     sent: list[dict[str, Any]] = []
-    section = (ROOT / "COOKBOOK.md").read_text().partition("\n## Sentry\n")[2].partition("\n## ")[0]
-    recipe = "\n".join(line[4:] for line in section.splitlines() if line.startswith("    "))
+    recipe = plain_block("Sentry")
     app = Tasks(name="shop")
     app.task(max_attempts=1)(missing)
     init = partial(sentry_sdk.init, before_send=lambda event, hint: sent.append(event))  # and sends nothing
