@@ -47,11 +47,12 @@ _UNSENT_AT = 144  # tcpi_notsent_bytes
 
 
 class TcpConnection:
-    """One TCP connection of a socket of ZeroMQ. Of any other connection nothing is known."""
+    """One TCP connection of a socket of ZeroMQ. Of any other connection, and of those of other systems than Linux,
+    nothing is known."""
 
     def __init__(self, descriptor: int) -> None:
         """`descriptor`: its number, negative if it is not known."""
-        self._descriptor = descriptor
+        self._descriptor = descriptor if sys.platform == "linux" and hasattr(stream, "TCP_INFO") else -1
         self._ends: tuple[Any, Any] | None = None
         self._ends = self._look(_ends)
 

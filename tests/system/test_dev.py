@@ -242,12 +242,14 @@ import os
 import select
 import signal
 import socket
+import time
 
 for module, names in {
     os: "pidfd_open posix_fallocate fdatasync O_TMPFILE pipe2 eventfd memfd_create sched_getaffinity O_PATH",
     select: "epoll",
     signal: "sigtimedwait sigwaitinfo",
-    socket: "SO_PEERCRED SOCK_CLOEXEC SOCK_NONBLOCK TCP_USER_TIMEOUT TCP_KEEPIDLE TCP_KEEPINTVL",
+    socket: "SO_PEERCRED SOCK_CLOEXEC SOCK_NONBLOCK TCP_USER_TIMEOUT TCP_KEEPIDLE TCP_KEEPINTVL TCP_INFO",
+    time: "CLOCK_BOOTTIME",
 }.items():
     for name in names.split():
         if hasattr(module, name):
@@ -283,6 +285,11 @@ with broker.Worker("upper", lambda frames: frames[0].upper(), sys.argv[1]):
     print(shop.app.client.wait(shop.app.client.submit("upper", "hello"), 60))
 with shop.app.testing():
     print(shop.pay.submit(8).reply())
+import socket
+from broker.io.dealer import Pulse
+with socket.create_server(("127.0.0.1", 0)) as there, socket.create_connection(there.getsockname()) as here:
+    pulse = Pulse(here.fileno())
+    assert [pulse.beats(second) for second in (10.0, 11.0)] == [True, True]
 """
     path = f"PYTHONPATH={without}:{scene.folder}:{os.environ.get('PYTHONPATH', '')}"
     program = (*scene.program[:3], path, *scene.program[3:])

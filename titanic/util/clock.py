@@ -29,7 +29,8 @@ def wall_us() -> int:
 
 def elapsed() -> float:
     """Seconds of a clock that cannot be set. It runs on while the machine sleeps."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
+    clock: int = getattr(time, "CLOCK_BOOTTIME", 0) or time.CLOCK_MONOTONIC  # on macOS that one does
+    return time.clock_gettime(clock)
 
 
 def capped(until: int, since: int, now_us: int) -> int:

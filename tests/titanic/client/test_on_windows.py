@@ -14,7 +14,7 @@ from titanic import Server, aio
 from titanic.errors import CallerError
 
 CLIENT = """
-import os, select, signal, socket, sys
+import os, select, signal, socket, sys, time
 
 for module in "fcntl resource termios tty pty pwd grp syslog".split():
     sys.modules[module] = None
@@ -22,7 +22,8 @@ for module, names in {
     os: "fork getppid getuid geteuid register_at_fork pidfd_open posix_fallocate sysconf uname O_CLOEXEC O_DIRECTORY",
     select: "epoll poll",
     signal: "SIGHUP SIGALRM SIGCHLD SIGKILL setitimer ITIMER_REAL pthread_kill pthread_sigmask",
-    socket: "AF_UNIX SO_PEERCRED SCM_RIGHTS SOCK_CLOEXEC",
+    socket: "AF_UNIX SO_PEERCRED SCM_RIGHTS SOCK_CLOEXEC TCP_INFO",
+    time: "clock_gettime CLOCK_BOOTTIME CLOCK_MONOTONIC",
 }.items():
     for name in names.split():
         if hasattr(module, name):
