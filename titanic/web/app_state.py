@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.types import Scope
 
+from titanic.facts.counts import BUCKETS, bucket
 from titanic.version import __version__
 from titanic.web import problems, template_filters
 from titanic.web.auth.clients import Clients, Submissions
@@ -38,6 +39,36 @@ Login = Callable[[Scope], Awaitable[str | None]]
 """Finds the name of a host's user."""
 
 
+PROBES = ("/metrics", "/healthz", "/readyz")
+
+
+class AnswerCounts:
+    """Answers by class of route and status: how many took how long."""
+
+    def __init__(self) -> None:
+        self._answers: dict[tuple[str, int], tuple[list[int], list[float]]] = {}
+
+    def add(self, scope: Scope, status: int, took: float) -> None:
+        """Count an answer, after so many seconds."""
+        buckets, seconds = self._answers.setdefault((_route(scope), status), ([0] * BUCKETS, [0.0]))
+        buckets[bucket(took)] += 1
+        seconds[0] += took
+
+    def copy(self) -> dict[tuple[str, int], tuple[list[int], float]]:
+        """Each with its buckets, and the sum of its times."""
+        return {key: ([*buckets], seconds[0]) for key, (buckets, seconds) in self._answers.items()}
+
+
+def _route(scope: Scope) -> str:
+    """The class of a route; `wait`: a call that may wait for a reply or for work."""
+    path: str = scope["path"]
+    if not path.startswith("/v1/"):
+        return "probe" if path in PROBES else "static" if path.startswith("/static/") else "page"
+    if path == "/v1/events":
+        return "events"
+    return "wait" if path.endswith(":take") or b"wait=" in scope["query_string"] else "api"
+
+
 class AppState:
     """The parts of a running `titanic web`."""
 
@@ -51,6 +82,7 @@ class AppState:
         self.cache = TtlCache()
         self.submissions = Submissions()
         most = max(MAX_BODIES, 2 * settings.max_body)
+        self.answers = AnswerCounts()
         self.bodies = UserQuota("bytes of bodies", most, most if self.identity.is_open else most // 2)
         self.hooks: Registry | None = None
         """The web hooks, while they are delivered."""

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
 
@@ -24,11 +25,12 @@ from titanic.errors import CallerError, TitanicError
 from titanic.web.api.event_stream import Feed
 from titanic.web.api.leases import Leases
 from titanic.web.api.routes import ROUTES as API_ROUTES
-from titanic.web.app_state import AppState, Login, app_state
+from titanic.web.app_state import AppState, Login, app_state, visitor_of
 from titanic.web.auth.clients import ANYBODY
 from titanic.web.auth.middleware import GatewayMiddleware
 from titanic.web.hooks.delivery import new_delivery
 from titanic.web.pages import ROUTES as PAGE_ROUTES
+from titanic.web.problems import HTTPProblem
 from titanic.web.settings import WebSettings
 
 READY_CACHED, READY_TIMEOUT = 1.0, 3.0
@@ -78,6 +80,23 @@ async def readyz(request: Request) -> Response:
     return PlainTextResponse(f"{fault or 'ok'}\n", 503 if fault else 200)
 
 
+async def metrics(request: Request) -> Response:
+    """Report the figures of this gateway to Prometheus; with access control, to users with `metrics`."""
+    gateway: Gateway = request.app
+    state, user = gateway.titanic, gateway.titanic.identity.find(visitor_of(request).user)
+    if user is not None and not (user.metrics or user.admin):
+        raise HTTPProblem(403, f"{user} may not see statistics; it needs metrics = true")
+    held = {
+        "event_streams": (len(gateway.feed.quota), "Open event streams."),
+        "leases": (len(gateway.leases.quota), "Leases of workers by HTTP, and calls that wait for one."),
+        "body_bytes": (len(state.bodies), "Memory used by bodies of requests."),
+    }
+    made = import_module("titanic.metrics.gateway").GatewayFigures  # few ask for it
+    figures = made(state.answers.copy(), state.identity.refusals.copy(), held)
+    body, kind = await asyncio.to_thread(figures.exposition, request.headers.get("accept", ""))
+    return Response(body, headers={"Content-Type": kind})
+
+
 REFRESH_INTERVAL = 0.5
 """Seconds between two checks of the access file, the keys and the certificate for changes."""
 
@@ -101,7 +120,7 @@ class Gateway(Starlette):
         self.feed, self.leases = Feed(self.titanic.stats_poller), Leases(settings)
         self.readiness = Readiness()
         static = Mount("/static", StaticFiles(directory=STATIC), name="static")
-        own = [Route("/healthz", healthz), Route("/readyz", readyz), static]
+        own = [Route("/healthz", healthz), Route("/readyz", readyz), Route("/metrics", metrics), static]
         super().__init__(routes=[*API_ROUTES, *PAGE_ROUTES, *own], lifespan=self.lifespan)
 
     def build_middleware_stack(self) -> ASGIApp:

@@ -109,4 +109,4 @@ def answer(problem: HTTPProblem) -> Response:
 def is_for_programs(scope: Scope) -> bool:
     """Whether errors are reported as documents, not as pages."""
     path: str = scope["path"]  # not the path of `Request.url`, which is parsed from a text that contains Host
-    return path.startswith("/v1/") or path == "/v1"
+    return path.startswith("/v1/") or path in ("/v1", "/metrics")

@@ -77,10 +77,9 @@ class KnownUsers:
             return False
         return True
 
-    def reads_all(self, user: str) -> bool:
-        """Whether a user may read the requests of others."""
-        known = self._access.users.get(user)
-        return known is not None and known.reads_all
+    def find(self, name: str) -> User | None:
+        """The user of this name."""
+        return self._access.users.get(name)
 
     def key_of(self, user: str) -> Path:
         """The secret key file of a user. Names of users cannot contain a slash."""
@@ -124,11 +123,6 @@ class KnownUsers:
     def has_expiry(self) -> bool:
         """Whether users expire."""
         return any(user.expires < math.inf for user in self._access.users.values())
-
-    def may_state_sources(self, name: str) -> bool:
-        """Whether a user has the permission `gateway`."""
-        user = self._access.users.get(name)
-        return user is not None and (user.gateway or user.admin)
 
     def reporter(self) -> str | None:
         """A user with the permission `gateway`, or else an admin, that has a key here; None: there is none."""
@@ -233,6 +227,8 @@ class Identity:
         self._throttle = LoginThrottle()
         self.audit = Audit()
         """What was refused here, until the server has it."""
+        self.refusals = {"credentials": 0, "permission": 0}
+        """How often, by what was lacking."""
         self._secure = settings.is_https
         self._cookie = f"titanic-{settings.bind[1]}"
         """It contains the port, because browsers send a cookie to all ports of a machine. The cookie of another gateway
@@ -241,9 +237,14 @@ class Identity:
     def __str__(self) -> str:
         return str(self._known) if self._known is not None else "without access control"
 
-    def reads_all(self, user: str) -> bool:
+    def find(self, name: str) -> User | None:
+        """The user of this name; None: there is none, or no access control."""
+        return None if self._known is None else self._known.find(name)
+
+    def reads_all(self, name: str) -> bool:
         """Whether a user may read the requests of others."""
-        return self._known is None or self._known.reads_all(user)
+        user = self.find(name)
+        return self._known is None or (user is not None and user.reads_all)
 
     @property
     def is_open(self) -> bool:
@@ -279,6 +280,7 @@ class Identity:
 
     def refused(self, scope: Scope, action: str = "login", user: str = "") -> None:
         """Note a refusal for the audit. `user`: empty for an unknown one."""
+        self.refusals["credentials" if action == "login" else "permission"] += 1
         self.audit.refused(user, action, _address(scope) if scope.get("client") else "")
 
     def reporter(self) -> str | None:
@@ -287,7 +289,8 @@ class Identity:
 
     def source_of(self, scope: Scope, grant: Grant) -> str:
         """The IP address of the client, if the user may state it as the source of a request; else empty."""
-        if self._known is None or not self._known.may_state_sources(grant.user) or not scope.get("client"):
+        user = self.find(grant.user)
+        if user is None or not (user.gateway or user.admin) or not scope.get("client"):
             return ""
         return _address(scope).partition("%")[0]  # without the zone of a link-local one
 

@@ -12,6 +12,7 @@ import asyncio
 import hmac
 import logging
 import re
+import time
 from contextlib import suppress
 from urllib.parse import quote, urlsplit
 
@@ -128,6 +129,7 @@ class GatewayMiddleware:
                 message["headers"] = said + [header for header in headers if header[0] not in names]
             await send(message)
 
+        began = time.perf_counter()
         try:
             self._check_source(scope)
             path = scope["path"]
@@ -146,6 +148,8 @@ class GatewayMiddleware:
         except Exception as error:
             self._note(error, scope)
             await _answer_error(error, scope, receive, hardened)
+        finally:
+            self._state.answers.add(scope, scope.get(STATUS, 499), time.perf_counter() - began)
 
     async def _serve(self, grant: Grant, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request until its grant ends."""

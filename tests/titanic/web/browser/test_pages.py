@@ -208,6 +208,23 @@ def test_a_user_signs_in_and_out(chromium: Chromium, tmp_path: Path) -> None:
         window.close()
 
 
+@pytest.mark.parametrize("script", [True, False], ids=["script", "no-script"])
+def test_all_sessions_are_ended(chromium: Chromium, tmp_path: Path, script: bool) -> None:
+    with secured(tmp_path / "scene") as scene, chromium.at_work() as browser:
+        window = Window(browser, scene.url)
+        alice = scene.browser("alice")
+        page = window.page("/users", script=script)
+        page.get_by_label("Token").fill(TOKENS["chief"])
+        page.get_by_role("button", name="Sign in").click()
+        page.get_by_role("button", name="End all sessions of alice").click()
+        expect(page.get_by_role("status").filter(has_text="All sessions of alice have ended.")).to_be_visible()
+        assert alice.get("/users").status_code == 303
+        window.check(page, 403) if script else None
+        page.get_by_role("button", name="End all my sessions").click()
+        see(page, "Sign in")
+        window.close()
+
+
 def test_the_page_of_a_running_request_refreshes(window: Window, server: Server, client: Client) -> None:
     """Until the request ends, without reloading the page."""
     uuid = client.submit("slow", b"body")

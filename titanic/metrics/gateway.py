@@ -1,0 +1,52 @@
+"""Metrics of `titanic web`: what it answered, how long that took, and what its clients hold of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from titanic.facts.counts import BOUNDS
+from titanic.metrics import families
+
+
+@dataclass(frozen=True, eq=False)
+class GatewayFigures(Collector):
+    """The figures of a gateway."""
+
+    answers: Mapping[tuple[str, int], tuple[Sequence[int], float]]
+    """By class of route and status: the answers in each bucket of BOUNDS, and the sum of their times."""
+    refused: Mapping[str, int]
+    """Refusals, by what the client lacked."""
+    held: Mapping[str, tuple[int, str]]
+    """What clients hold: numbers, and what they are."""
+
+    def collect(self) -> Iterator[Metric]:
+        """The families with their present values."""
+        yield families.about()
+        text = "Time until the end of an answer, by class of route; 499: the client did not wait for it."
+        answers = HistogramMetricFamily("titanic_web_request_seconds", text, labels=["route", "status"])
+        bounds = [*(f"{bound:g}" for bound in BOUNDS), "+Inf"]
+        for (route, status), (buckets, seconds) in self.answers.items():
+            answers.add_metric([route, str(status)], families.cumulative(bounds, buckets), sum_value=seconds)
+        yield answers
+        text = "Refusals for lack of valid credentials, or of a permission that the gateway itself checks."
+        refusals = CounterMetricFamily("titanic_web_refusals", text, labels=["lacking"])
+        for lacking, count in self.refused.items():
+            refusals.add_metric([lacking], count)
+        yield refusals
+        for name, (value, text) in self.held.items():
+            yield GaugeMetricFamily(f"titanic_web_{name}", text, value=value)
+
+    def exposition(self, accept: str) -> tuple[bytes, str]:
+        """These figures and those of the process, in a format that the client accepts; and its content type."""
+        registry = CollectorRegistry(auto_describe=False)
+        for collector in (self, families.Process(), PLATFORM_COLLECTOR, GC_COLLECTOR):
+            registry.register(collector)
+        encode, kind = choose_encoder(accept)
+        return encode(registry), kind
