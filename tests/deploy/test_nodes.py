@@ -102,6 +102,10 @@ def test_the_console_and_workers_in_kubernetes(tmp_path: Path) -> None:
         one["mountPath"] for one in worker["volumeMounts"]
     }
     assert template["spec"]["terminationGracePeriodSeconds"] > float(given["grace"])
+    (port,) = worker["ports"]
+    assert given["metrics"] == f":{port['containerPort']}"
+    probes = {name: worker[f"{name}Probe"]["httpGet"] for name in ("liveness", "readiness")}
+    assert [*probes.values()] == [{"path": path, "port": port["name"]} for path in ("/healthz", "/readyz")]
     for one in (web, shop):
         assert one["spec"]["selector"]["matchLabels"] == one["spec"]["template"]["metadata"]["labels"]
 
