@@ -51,6 +51,9 @@ LEAST_ATTEMPTS = 10
 
 MOST_ATTEMPTS = 65_535
 
+LEAST_DELAY = 0.001
+"""Seconds before a retry that is to come at once."""
+
 STATES = {"delayed": "PENDING", "running": "STARTED", "done": "SUCCESS", "failed": "FAILURE", "expired": "REVOKED"}
 
 
@@ -309,8 +312,8 @@ class Task(CeleryNames):
             "retry_on": tuple(autoretry_for),
             "raises": (*throws, MaxRetriesExceededError),
             "max_attempts": attempts if autoretry_for else max(LEAST_ATTEMPTS, attempts),
-            "retry_first": float(retry_backoff) or self.default_retry_delay,
-            "retry_most": retry_backoff_max if retry_backoff else self.default_retry_delay,
+            "retry_first": float(retry_backoff) or self.default_retry_delay or LEAST_DELAY,
+            "retry_most": retry_backoff_max if retry_backoff else self.default_retry_delay or LEAST_DELAY,
             **options_of(**{**app.conf.of_tasks, **options}),
         }
         if (kept := app.conf.result_expires) and "keep" not in said:

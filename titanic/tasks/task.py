@@ -13,10 +13,10 @@ from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, Unpac
 
 from broker import RemoteError
 from titanic import telemetry
-from titanic.errors import CallerError, RequestFailed
+from titanic.errors import CallerError, InvalidRequest, RequestFailed
 from titanic.jobs.context import Cancelled, Failed, Retry, Unready, current_or_none
 from titanic.logs import event
-from titanic.protocol.submit_options import SharedOptions, SubmitOptions
+from titanic.protocol.submit_options import SharedOptions, SubmitOptions, encode
 from titanic.schedules import Schedule
 from titanic.tasks.flow import Flow, FlowApp, Link, stage_options
 from titanic.tasks.flow_worker import FlowPlace, FlowStage, Steps
@@ -54,14 +54,23 @@ _OF_TASKS = TaskOptions.__annotations__.keys() - SharedOptions.__annotations__.k
 
 
 def check_options(function: AnyFunction, options: TaskOptions) -> None:
-    """Raise CallerError for an option that neither tasks nor submissions have."""
+    """Raise CallerError for an option that neither tasks nor submissions have, and for a value that no server takes."""
+    code = getattr(function, "__code__", None)
+    where = f"{code.co_filename}:{code.co_firstlineno}: " if code is not None else ""
     if unknown := options.keys() - TaskOptions.__annotations__.keys() - SubmitOptions.__annotations__.keys():
-        name, code = min(unknown), getattr(function, "__code__", None)
-        where = f"{code.co_filename}:{code.co_firstlineno}: " if code is not None else ""
+        name = min(unknown)
         advice = f"there are {', '.join(sorted(TaskOptions.__annotations__))}"
         if name in ("cron", "every"):
             advice = f"write @app.{name}(…) above @app.task"
         raise CallerError(f"{where}task {function.__name__} has {name}", "there is no such option", advice)
+    if said := submit_options(options):
+        from titanic.protocol.messages import Submit, read  # the client does without
+
+        unique = {"unique": "-"} if options.get("unique") else {}
+        try:
+            read(Submit, encode({**said, **unique}).encode())
+        except (ValueError, InvalidRequest) as error:
+            raise CallerError(f"{where}task {function.__name__}", str(error)) from None
 
 
 def submit_options(options: TaskOptions) -> SubmitOptions:
@@ -182,9 +191,6 @@ class Definition:
         self._middleware = middleware
         self._steps = steps
         self._key, self._unique = options.get("key"), options.get("unique")
-        if self._unique is None and (given := options.keys() & {"unique_until", "unique_for"}):
-            what = f"task {self.name} has {min(given)} without unique"
-            raise CallerError(what, "nothing says which calls are the same", "give unique a function of its arguments")
         self._fatal = as_tuple(options.get("fatal", ()))
         self._retry_on = as_tuple(options["retry_on"]) if "retry_on" in options else None
         self._raises = as_tuple(options.get("raises", ()))

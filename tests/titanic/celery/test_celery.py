@@ -271,7 +271,7 @@ def test_shared_tasks_and_schedules(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CallerError, match="there is no setting task_cls here; see titanic/celery"):
         Celery("wrong", task_cls="shop:Task")
 
-    @shared_task(bind=True, autoretry_for=(Busy,), retry_backoff=5, retry_jitter=False)
+    @shared_task(bind=True, autoretry_for=(Busy,), default_retry_delay=0, retry_jitter=False)
     def named(self: Any) -> str:
         return str(self.name)
 

@@ -454,6 +454,16 @@ def test_what_cannot_be_a_task() -> None:
     unknown = {"max_atempts": 3}
     with pytest.raises(CallerError, match=r"task frames has max_atempts; there is no such option; there are .*max_att"):
         Tasks(name="a").task(**unknown)(frames)
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"keep": timedelta(days=-1)}, "keep must be a number of seconds, more than 0"),
+        ({"limit": float("nan")}, "limit is nan; it must be a finite number"),
+        ({"max_attempts": "3"}, "max_attempts must be a whole number from 1"),
+        ({"unique_for": 5}, "unique_until and unique_for need unique"),
+        ({"unique": str, "unique_for": 5, "unique_until": "done"}, "unique_until and unique_for exclude each other"),
+    ]
+    for options, fault in wrong:
+        with pytest.raises(CallerError, match=rf"test_tasks.py:{line}: task frames; {fault}"):
+            Tasks(name="a").task(**options)(frames)
     with pytest.raises(CallerError, match="parts cannot be a task; it is a generator"):
         Tasks().task(parts)
     with pytest.raises(CallerError, match="the handler of raw is async"):
