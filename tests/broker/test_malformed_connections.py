@@ -328,7 +328,7 @@ INITIATES: dict[str, Callable[[CurveClient], bytes]] = {
     "an identity of 256": lambda client: client.initiate(metadata=properties(Socket_Type=b"REQ", Identity=b"x" * 256)),
     "metadata cut": lambda client: client.initiate(metadata=properties(Socket_Type=b"DEALER")[:-1]),
     "cut": lambda client: command(b"INITIATE", client.cookie),
-    "a changed bit": lambda client: client.initiate()[:-1] + b"\0\0",
+    "a changed bit": lambda client: with_last_bit_changed(client.initiate()),
     "READY": lambda client: ready(),
     "over the limit": lambda client: client.initiate(metadata=properties(Socket_Type=b"DEALER", X=bytes(9000))),
 }

@@ -129,6 +129,8 @@ class Running:
 
     def send(self, number: int) -> None:
         self.process.send_signal(number)
+        if number == signal.SIGSTOP:  # its threads go on until the last one has heard of it
+            until(lambda: os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT))
 
     def ends(self) -> int:
         """Wait for its end; the exit code."""
