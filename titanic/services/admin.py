@@ -262,10 +262,10 @@ class AdminWrite(Write):
             return {"done": 0, "state": "unknown"}
         if user is not None and (fault := lacks_submit(user, row.service)) is not None:
             raise Forbidden(fault)
-        if row.state not in (State.WAITING, State.DELAYED):
-            return {"done": 0, "state": row.state.name.lower()}
         priority = None if options.priority is UNSET else options.priority
         body = _new_body(options, ask)
+        if row.state not in (State.WAITING, State.DELAYED):
+            return {"done": int(_is_applied(transaction, row, options, body)), "state": row.state.name.lower()}
         if body is not None:
             self._check_body(transaction, row, body, user)
         changed = None
@@ -274,7 +274,7 @@ class AdminWrite(Write):
             self._held.append((uuid, row.service))
             changed = transaction.change(uuid, now_us, priority=priority, due=due, body=body)
         if changed is None:
-            return {"done": 0, "state": "running"}
+            return {"done": int(_is_applied(transaction, row, options, body)), "state": "running"}
         service, state = changed
         self._returned.add(service)
         if user is not None and row.owner != user.owner:
@@ -378,6 +378,16 @@ _ACTIONS = {
     RefusedAction: "gateway",
     SchedulesAction: "read",
 }
+
+
+def _is_applied(transaction: WriteTransaction, row: Description, options: ChangeAction, body: Frames | None) -> bool:
+    """Whether a request that has started is as a change asks: its client repeats it when an answer is lost. Of times,
+    that is not known."""
+    if options.at is not UNSET or options.delay is not UNSET or row.state in DEAD:
+        return False
+    same = options.priority in (UNSET, row.priority)
+    stored = transaction.request(row.uuid) if same and body is not None else None
+    return same and (body is None or (stored is not None and stored.body == body))
 
 
 def _new_body(options: RetryAction | ChangeAction, ask: Ask) -> Frames | None:

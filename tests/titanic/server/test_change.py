@@ -145,6 +145,31 @@ def test_what_a_worker_has_is_not_changed(served: Server, client: Client) -> Non
         client.change(UNKNOWN, priority=9)
 
 
+def test_a_change_that_is_sent_again_when_its_answer_was_lost(served: Server, client: Client) -> None:
+    """Also when the request has started, or is done: then it is as the change asks, or it is not."""
+    begun, go = threading.Event(), threading.Event()
+
+    def work(frames: list[bytes]) -> list[bytes]:
+        begun.set()
+        assert go.wait(60)
+        return frames
+
+    uuid = client.submit("slow", "old")
+    for _ in range(2):
+        client.change(uuid, body=["new", "er"], priority=7)
+    with Worker("slow", work, served.endpoints[0], config=QUICK):
+        assert begun.wait(60)
+        until(lambda: client.show(uuid)["state"] == "running")
+        for state in ("running", "done"):
+            client.change(uuid, body=["new", "er"], priority=7)
+            others: list[dict[str, Any]] = [{"body": ["new"]}, {"priority": 4}, {"priority": 7, "delay": 0}]
+            for other in others:
+                with pytest.raises(InvalidRequest, match=f"it is {state}"):
+                    client.change(uuid, **other)
+            go.set()
+            assert client.wait(uuid, 60) == [b"new", b"er"]
+
+
 @pytest.mark.parametrize(
     ("call", "fault"),
     [
