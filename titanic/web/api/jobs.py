@@ -13,7 +13,7 @@ from titanic.errors import InvalidRequest
 from titanic.protocol.documents import RedriveInfo
 from titanic.protocol.messages import read
 from titanic.web.api.openapi import BulkJob, BulkJobList, ChangeJob, StartJob, answer, endpoint, json_content, wrong
-from titanic.web.api.resource import ApiRoute, json_response, path_uuid, read_body, timestamp
+from titanic.web.api.resource import ApiRoute, json_response, path_uuid, read_body, with_times
 from titanic.web.app_state import visitor_of
 from titanic.web.problems import HTTPProblem
 from titanic.web.request_headers import read_query
@@ -32,19 +32,19 @@ async def post_job(request: Request) -> Response:
     uuids = None if given.uuids is UNSET else given.uuids
     where = {} if given.where is UNSET else asdict(given.where)
     job = await visitor_of(request).client.redrive(given.action, uuids=uuids, rate=given.rate, **where)
-    return json_response(_document(job), 202)
+    return _response(job, 202)
 
 
 async def get_jobs(request: Request) -> Response:
     """List jobs."""
     read_query(request, ())
-    return json_response({"jobs": [_document(job) for job in await visitor_of(request).client.redrives()]})
+    return _response({"jobs": await visitor_of(request).client.redrives()})
 
 
 async def get_job(request: Request) -> Response:
     """Get a job."""
     read_query(request, ())
-    return json_response(_document(await find_job(request)))
+    return _response(await find_job(request))
 
 
 async def patch_job(request: Request) -> Response:
@@ -59,7 +59,7 @@ async def patch_job(request: Request) -> Response:
         job = await visitor_of(request).client.change_redrive(job["id"], given.change, given.count)
     except InvalidRequest as error:
         raise HTTPProblem(409, str(error)) from None
-    return json_response(_document(job))
+    return _response(job)
 
 
 async def find_job(request: Request) -> RedriveInfo:
@@ -71,8 +71,8 @@ async def find_job(request: Request) -> RedriveInfo:
     return job
 
 
-def _document(job: RedriveInfo) -> dict[str, Any]:
-    return {**job, "started_at": timestamp(job["started_at"]), "ended_at": timestamp(job["ended_at"])}
+def _response(document: Any, status: int = 200) -> Response:
+    return json_response(with_times(document, "started_at", "ended_at"), status)
 
 
 _JOB = {"200": answer("The job.", BulkJob), **wrong(404)}

@@ -55,8 +55,8 @@ from titanic.web.api.resource import (
     path_uuid,
     query_uuid,
     read_body,
-    timestamp,
     unknown_request,
+    with_times,
 )
 from titanic.web.api.services import read_service
 from titanic.web.app_state import app_state, release_body, visitor_of
@@ -73,7 +73,10 @@ from titanic.web.request_headers import (
     read_time,
 )
 
-TIMES = ("submitted_at", "not_before", "expires_at", "dispatched_at", "running_since", "due", "finished_at")
+TIMES = (
+    *("submitted_at", "not_before", "expires_at", "dispatched_at", "running_since", "due", "finished_at"),
+    *("until", "started_at", "ended_at", "replaced_at"),
+)
 """The fields of a request that are times."""
 
 
@@ -185,18 +188,7 @@ async def get_request(request: Request) -> Response:
 def described(row: RequestInfo) -> dict[str, Any]:
     """A request's row for the API. Keys that clients generated are left out: they mean nothing to users."""
     key = "" if row["key"].startswith(KEY_PREFIX) else row["key"]
-    known: dict[str, Any] = {**row}
-    times = {name: timestamp(known[name]) for name in TIMES if name in known}
-    if why := row.get("why"):
-        known["why"] = {**why, "until": timestamp(why["until"])} if "until" in why else why
-    if (history := row.get("history")) is not None:
-        spans = [{name: timestamp(one[name]) for name in ("started_at", "ended_at")} for one in history["attempts"]]
-        attempts = [{**one, **span} for one, span in zip(history["attempts"], spans, strict=True)]
-        known["history"] = {**history, "attempts": attempts}
-        if "replaced" in history:
-            bodies = [{**one, "replaced_at": timestamp(one["replaced_at"])} for one in history["replaced"]]
-            known["history"]["replaced"] = bodies
-    return {**known, **times, "key": key, "links": links(row["uuid"])}
+    return {**with_times(row, *TIMES), "key": key, "links": links(row["uuid"])}
 
 
 async def _show(client: Client, uuid: str, *, why: bool = False) -> RequestInfo:

@@ -231,6 +231,13 @@ def timestamp(microseconds: int | None) -> str | None:
     return (datetime(1970, 1, 1) + timedelta(microseconds=microseconds)).isoformat(timespec="microseconds") + "Z"
 
 
+def with_times(value: Any, *names: str) -> Any:
+    """Format these members of a document, at any depth, as `timestamp` does."""
+    if isinstance(value, dict):
+        return {key: timestamp(one) if key in names else with_times(one, *names) for key, one in value.items()}
+    return [with_times(one, *names) for one in value] if isinstance(value, list) else value
+
+
 def flag(given: Mapping[str, str], name: str) -> bool:
     """Read a parameter that is true or false; absent: false."""
     if (value := given.get(name, "false")) not in ("true", "false"):

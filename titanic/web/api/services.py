@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from titanic.errors import InvalidRequest
 from titanic.protocol import tsp
-from titanic.protocol.documents import AuditQuery, FailureGroupInfo, ScheduleInfo, WorkerInfo
+from titanic.protocol.documents import AuditQuery, FailureGroupInfo
 from titanic.web.api.openapi import (
     AFTER,
     FLAG,
@@ -31,7 +31,7 @@ from titanic.web.api.openapi import (
     parameter,
     wrong,
 )
-from titanic.web.api.resource import ApiRoute, flag, json_response, page, page_size, timestamp
+from titanic.web.api.resource import ApiRoute, flag, json_response, page, page_size, timestamp, with_times
 from titanic.web.app_state import app_state, visitor_of
 from titanic.web.problems import HTTPProblem
 from titanic.web.request_headers import ROOT, read_integer, read_query
@@ -82,14 +82,7 @@ async def get_workers(request: Request) -> Response:
     """List the workers of the server, with the requests that they have."""
     read_query(request, ())
     found = await visitor_of(request).client.workers()
-    workers = found["workers"]
-    return json_response({**found, "workers": None if workers is None else [_worker(one) for one in workers]})
-
-
-def _worker(row: WorkerInfo) -> dict[str, Any]:
-    requests = [{**one, "started_at": timestamp(one["started_at"])} for one in row["requests"]]
-    times = {name: timestamp(row[name]) for name in ("registered_at", "heard_at")}
-    return {**row, "requests": requests, **times}
+    return json_response(with_times(found, "started_at", "registered_at", "heard_at"))
 
 
 async def get_schedules(request: Request) -> Response:
@@ -99,13 +92,8 @@ async def get_schedules(request: Request) -> Response:
         found = await visitor_of(request).client.schedules()
     except InvalidRequest as error:
         raise HTTPProblem(503, f"the server keeps no schedules: {error}") from error
-    return json_response({"schedules": [_schedule(one) for one in found]})
-
-
-def _schedule(row: ScheduleInfo) -> dict[str, Any]:
-    last = row["last"] and {**row["last"], "tick": timestamp(row["last"]["tick"])}
-    times = {name: timestamp(row[name]) for name in ("next", "paused_at", "registered_at", "seen_at")}
-    return {**row, "last": last, **times}
+    times = "tick", "next", "paused_at", "registered_at", "seen_at"
+    return json_response(with_times({"schedules": found}, *times))
 
 
 async def get_stats(request: Request) -> Response:
@@ -145,9 +133,8 @@ async def get_audit(request: Request) -> Response:
     given = read_query(request, ("refusals", "user", "act", "address", "last", "after", "limit"))
     options = audit_query(given, page_size(given), refusals=flag(given, "refusals"))
     found = await visitor_of(request).client.audit(**options)
-    acts = [{**row, "at": timestamp(row["at"])} for row in found["acts"]]
-    refusals = [{**row, "at": timestamp(row["at"])} for row in found["refusals"]]
-    return page("/v1/audit", {"acts": acts, "refusals": refusals}, given, found["next"])
+    rows = with_times({"acts": found["acts"], "refusals": found["refusals"]}, "at")
+    return page("/v1/audit", rows, given, found["next"])
 
 
 def audit_query(given: Mapping[str, str], limit: int, *, refusals: bool) -> AuditQuery:
