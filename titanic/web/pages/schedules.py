@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -45,8 +45,6 @@ class KnownSchedule:
     """The last known tick, as 2026-11-22T20:00:00Z."""
     last: RequestInfo | None = None
     """The newest of its requests that is not closed, of a tick or a manual run."""
-    states: dict[str, int] = field(default_factory=dict)
-    """The number of its requests by state."""
     registered: ScheduleInfo | None = None
     """What its scheduler has registered, if it has."""
 
@@ -111,7 +109,6 @@ def by_schedule(rows: Iterable[RequestInfo], registered: Sequence[ScheduleInfo] 
                 one.paused = row["submitted_at"]
             continue
         one.tick = max(one.tick, tick)
-        one.states[row["state"]] = one.states.get(row["state"], 0) + 1
         if one.last is None or row["uuid"] > one.last["uuid"]:
             one.last, one.service = row, row["service"]
     return [found[key] for key in sorted(found)]
