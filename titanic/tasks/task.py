@@ -86,8 +86,6 @@ def as_tuple(errors: Errors) -> tuple[type[Exception], ...]:
     return errors if isinstance(errors, tuple) else (errors,)
 
 
-log = logging.getLogger(__name__)
-
 OF_ONE = ("key", "key_for")
 """Options by which requests are found again, of which ticks of schedules have their own."""
 

@@ -14,7 +14,7 @@ import json
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol, TypeVar, cast, get_type_hints
+from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 import msgspec
 
@@ -42,17 +42,6 @@ class TypeCodec(NamedTuple):
 
 class TypeFault(ValueError):
     """A model or a registered type refuses a value; the text has the line."""
-
-
-class Model(Protocol):
-    """A pydantic model, which validates its own values."""
-
-    def model_dump(self, *, mode: str, by_alias: bool, round_trip: bool) -> Any:
-        """The value as plain data."""
-
-    @classmethod
-    def model_validate_json(cls, data: bytes) -> Any:
-        """The value that JSON describes."""
 
 
 class Serializer:
@@ -109,7 +98,7 @@ class Serializer:
                 return codec.decode(value)
             except Exception as error:
                 raise TypeFault(_fault(f"decode of {kind.__name__}", error, codec.line)) from error
-        model: Model = cast(Model, kind)
+        model: Any = kind
         try:
             return model.model_validate_json(msgspec.json.encode(value))
         except Exception as error:  # its validators may raise anything
