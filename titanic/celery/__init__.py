@@ -537,7 +537,7 @@ class Celery(Tasks, CeleryNames):
         self._discover()
         handlers = super().handlers
         if self._job_handler is not None:
-            handlers |= {name: self._job_handler(one) for name, one in self.definitions.items()}
+            handlers = {name: self._job_handler(one, self.definitions.get(name)) for name, one in handlers.items()}
         return handlers
 
     @property

@@ -55,21 +55,23 @@ def setup() -> None:
 
 
 class JobHandler:
-    """Handles a task's requests. Connections to databases that are broken, or older than CONN_MAX_AGE, are closed
-    before and after each, as for requests to the web server."""
+    """Handles requests as another handler does. Connections to databases that are broken, or older than CONN_MAX_AGE,
+    are closed before and after each, as for requests to the web server."""
 
-    def __init__(self, definition: Definition) -> None:
-        self._definition = definition
+    def __init__(self, handler: Handler, definition: Definition | None) -> None:
+        """`definition`: the task's; None: it is no task's."""
+        self._handler = handler
+        self._is_async = definition is not None and definition.is_async
 
-    def __call__(self, frames: list[bytes]) -> bytes:
+    def __call__(self, frames: list[bytes]) -> Any:
         own = self._run(close_connections)
         try:
-            return self._definition.handle(frames)
+            return self._handler(frames)
         finally:
             self._run(close_connections, own)
 
     def _run(self, function: Callable[..., list[str]], *args: object) -> list[str]:
-        if not self._definition.is_async:
+        if not self._is_async:
             return function(*args)
         from titanic.tasks.event_loops import EVENT_LOOP
 
@@ -125,10 +127,7 @@ class DjangoTasks(Tasks):
     def handlers(self) -> dict[str, Handler]:
         """As of `Tasks`."""
         self.discover()
-        return {
-            name: JobHandler(self.definitions[name]) if name in self.definitions else handler
-            for name, handler in super().handlers.items()
-        }
+        return {name: JobHandler(handler, self.definitions.get(name)) for name, handler in super().handlers.items()}
 
     @property
     def schedules(self) -> list[Schedule]:

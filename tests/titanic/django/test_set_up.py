@@ -9,10 +9,11 @@ import pytest
 from asgiref.sync import sync_to_async
 from django.db import connections, transaction
 from support import django_shop as shop
+from support.waiting import until
 
 from titanic import Failed, Retry, Server, current
 from titanic.django import DjangoTasks, submit_on_commit
-from titanic.tasks import InvalidArguments, TaskFailed
+from titanic.tasks import FailedRequest, InvalidArguments, TaskFailed
 from titanic.tasks.memory_queue import MemoryQueue
 
 app = DjangoTasks(name="dj", timeout=30)
@@ -41,6 +42,19 @@ def add(a: int, b: int = 1) -> int:
     return a + b
 
 
+@app.service("dj.raw")
+def raw(frames: list[bytes]) -> str:
+    return f"{shop.query()}"
+
+
+reports: list[bool] = []
+
+
+@app.failed
+def report(request: FailedRequest, error: TaskFailed) -> None:
+    reports.append(shop.query())
+
+
 @pytest.fixture
 def queue() -> Iterator[MemoryQueue]:
     with app.testing() as queue:
@@ -60,6 +74,10 @@ def test_connections_are_closed_after_each_job(server: Server, monkeypatch: pyte
         assert connected.submit("retry").reply(timeout=30) is False
         connected.submit("open").reply(timeout=30)
         assert connected.submit().reply(timeout=30) is False
+        assert [app.client.wait(app.client.submit("dj.raw", "x"), 30) for _ in range(3)] == [[b"False"]] * 3
+        with pytest.raises(TaskFailed):
+            connected.submit("fail").reply(timeout=30)
+        assert until(lambda: reports[1:]) == [False]
 
 
 def test_a_transaction_of_the_caller_stays_open(queue: MemoryQueue) -> None:
