@@ -40,11 +40,6 @@ class Timers(Generic[Key]):
     def __iter__(self) -> Iterator[Key]:
         return iter(self._when)
 
-    @property
-    def entries(self) -> int:
-        """Entries in memory. Those of cancelled deadlines stay until they are many."""
-        return len(self._heap)
-
     def __contains__(self, key: Key) -> bool:
         return key in self._when
 

@@ -97,5 +97,5 @@ def check_empty(core: BrokerCore) -> None:
     for timers in (core.registry.heartbeats, core.registry.silences):
         assert len(timers) == 0
         assert not timers._queued
-        assert timers.entries <= 64 + 2
+        assert len(timers._heap) <= 64 + 2
     assert core.take_output() == []

@@ -225,20 +225,16 @@ class Backlogs(dict[bytes, Backlog]):
         self.rates = Rates(timers)
         self.seen_at: dict[bytes, float] = {}
         """When services that have no workers had some, as a separate broker last said."""
-        self._surveys = False
+        self.surveys = False
+        """Whether the broker can be asked for all its workers at once."""
         self._survey_at = 0.0
         self._surveyed_at = 0.0
         self._survey_pause = 0.0
         self._surveying = False
 
-    @property
-    def surveys(self) -> bool:
-        """Whether the broker can be asked for all its workers at once."""
-        return self._surveys
-
-    @surveys.setter
-    def surveys(self, can: bool) -> None:
-        self._surveys = can
+    def connected(self, most_ahead: int, *, surveys: bool) -> None:
+        """Note what the broker can do that is there now."""
+        self.most_ahead, self.surveys = most_ahead, surveys
         for backlog in self.values():
             self.place(backlog)
         self._plan_survey()
@@ -282,7 +278,7 @@ class Backlogs(dict[bytes, Backlog]):
             self._survey_pause = 0.0
             self.absent[name] = backlog
             self._plan_survey()
-        if lacks_workers and not (absent and self._surveys):
+        if lacks_workers and not (absent and self.surveys):
             self.timers.set(("ask", name), backlog.ask_at)
             backlog.to_ask = True
         elif backlog.to_ask:
@@ -335,7 +331,7 @@ class Backlogs(dict[bytes, Backlog]):
             backlog.ask_at = now
         else:
             # To ask for each of many takes its time.
-            crowd = 0.0 if self._surveys else len(self.absent) / QUESTIONS
+            crowd = 0.0 if self.surveys else len(self.absent) / QUESTIONS
             backlog.pause = self._longer(backlog.pause)
             backlog.ask_at = now + max(backlog.pause, crowd)
         self.place(backlog)
@@ -422,7 +418,7 @@ class Backlogs(dict[bytes, Backlog]):
     # -- inside ----------------------------------------------------------------------------------------------
 
     def _plan_survey(self) -> None:
-        if self._surveys and (self.shared or self.absent) and not self._surveying:
+        if self.surveys and (self.shared or self.absent) and not self._surveying:
             self.timers.set(SURVEY, self._survey_at)
         else:
             self.timers.cancel(SURVEY)

@@ -188,8 +188,7 @@ class Dispatcher(Channel):
         if self.transport is not None:
             self.transport.dismiss(time.monotonic())
         self.transport = transport
-        self.core.backlogs.most_ahead = transport.most_ahead
-        self.core.backlogs.surveys = transport.surveys
+        self.core.backlogs.connected(transport.most_ahead, surveys=transport.surveys)
         self.loop.touch(self)
 
     def resume(self, transport: OwnBrokerTransport) -> None:

@@ -42,11 +42,6 @@ READERS_EVERY = 1.0
 ones."""
 
 
-def pause_us(error: StoreError) -> int:
-    """Until it is tried again after this error."""
-    return DAMAGED_PAUSE_US if isinstance(error, (StoreCorrupt, RecordCorrupt)) else PAUSE_US
-
-
 class Maintenance:
     """Sets the alarm of the dispatcher's core to what the store says, and does what is due. Methods are called in its
     loop's thread, unless they say otherwise."""
@@ -150,7 +145,8 @@ class Maintenance:
 
     def pause(self, error: StoreError) -> None:
         """Try again after a pause."""
-        self.set_alarm(self.now_us() + pause_us(error))
+        is_damage = isinstance(error, (StoreCorrupt, RecordCorrupt))
+        self.set_alarm(self.now_us() + (DAMAGED_PAUSE_US if is_damage else PAUSE_US))
 
     def maintained(self, write: MaintenanceWrite) -> None:
         """Set the alarm to what is due next."""

@@ -191,11 +191,6 @@ class OwnBrokerTransport:
         self._claims: dict[bytes, WorkerClaim] = {}
         """As the broker said last."""
 
-    @property
-    def in_flight(self) -> list[bytes]:
-        """UUIDs of what was sent and is not answered."""
-        return list(self._tickets)
-
     def send_requests(self, sends: Sequence[Send], now: float) -> None:
         for send in sends:
             ticket = self._tickets[send.uuid] = self.session.request(send.service, send.body, now, context=send.context)

@@ -74,11 +74,6 @@ class ForeignTransport:
     def worker_of(self, uuid: bytes) -> WorkerHold | None:
         return None
 
-    @property
-    def in_flight(self) -> list[bytes]:
-        """UUIDs of what was sent and is not answered."""
-        return [send.uuid for send in self._busy.values()]
-
     def send_requests(self, sends: Sequence[Send], now: float) -> None:
         for send in sends:
             connection = self._take_connection()

@@ -27,7 +27,7 @@ def test_an_absent_service_is_asked_for_with_growing_pauses() -> None:
 
 def test_absent_services_cost_one_question_a_second_together() -> None:
     play = Play(presence_first=0.1, presence_most=1.0)
-    play.core.backlogs.surveys = True
+    play.core.backlogs.connected(0, surveys=True)
     for name in names("s", 100):
         play.submit(name, f"{name}-request")
     play.later_by(10)
@@ -43,7 +43,7 @@ def test_absent_services_cost_one_question_a_second_together() -> None:
 
 def test_a_service_that_has_just_become_absent_is_soon_asked_for_again() -> None:
     play = Play(presence_first=0.1, presence_most=1.0)
-    play.core.backlogs.surveys = True
+    play.core.backlogs.connected(0, surveys=True)
     play.submit("old", "a")
     play.later_by(10)
     play.submit("new", "b")
@@ -55,7 +55,8 @@ def test_a_service_that_has_just_become_absent_is_soon_asked_for_again() -> None
 
 def test_absent_services_of_a_shared_store_are_forgotten_until_they_have_workers() -> None:
     play = Play(presence_first=0.1, presence_most=1.0)
-    play.core.backlogs.surveys = play.core.backlogs.shared = True
+    play.core.backlogs.shared = True
+    play.core.backlogs.connected(0, surveys=True)
     play.submit("gone", "a")
     play.go()
     play.later_by(0.5)
@@ -69,7 +70,7 @@ def test_absent_services_of_a_shared_store_are_forgotten_until_they_have_workers
 
 def test_a_question_for_all_is_not_asked_twice_before_the_answer() -> None:
     play = Play()
-    play.core.backlogs.surveys = True
+    play.core.backlogs.connected(0, surveys=True)
     play.submit("echo", "a")
     play.go()
     play.answers_presence = False
