@@ -562,12 +562,7 @@ class Broker(CoreRunner[BrokerCore]):
                     if peer in self.core.workers:  # only at its first message: `lost` forgets it
                         mine = (more for other, more in output[at:] if other == peer and more)
                         unsent = [frame for more in mine for frame in more[2:4]]  # a REQUEST's token is one of these
-                    self._undeliverable(peer, unsent, now)
+                    self.core.stats["unroutable"] += 1
+                    self.core.lost(peer, now, unsent)
                     lost = True
         return lost
-
-    def _undeliverable(self, peer: Peer, unsent: Frames, now: float) -> None:
-        """The peer is gone, or has not read for too long: its message is dropped and counted. `unsent`: of a worker,
-        the tokens of all requests that do not go out."""
-        self.core.stats["unroutable"] += 1
-        self.core.lost(peer, now, unsent)

@@ -102,12 +102,8 @@ class Poller(Generic[Owner]):
         """A file that is readable while some socket may have input: for a loop that waits for more than that."""
         return self._selector.fileno()  # epoll and kqueue have one
 
-    def add_file(self, descriptor: int) -> None:
-        """Wait for a file as well."""
-        self._register(descriptor, selectors.EVENT_READ, None, None)
-
-    def watch(self, descriptor: int, owner: Owner, ready: dict[int, int], events: int) -> None:
-        """Wait for events of a descriptor that is not a ZeroMQ socket, and put them into `ready`."""
+    def watch(self, descriptor: int, owner: Owner | None, ready: dict[int, int] | None, events: int) -> None:
+        """Wait for events of a descriptor that is not a ZeroMQ socket, and put them into `ready`, if that is given."""
         if self._closed:
             return
         if descriptor in self._selector.get_map():
@@ -119,11 +115,6 @@ class Poller(Generic[Owner]):
         """Stop waiting; call this before closing the descriptor."""
         if not self._closed and descriptor in self._selector.get_map():
             self._selector.unregister(descriptor)
-
-    def _register(self, descriptor: int, events: int, owner: Owner | None, ready: dict[int, int] | None) -> None:
-        if descriptor in self._selector.get_map():  # of a socket that was closed
-            self._selector.unregister(descriptor)
-        self._selector.register(descriptor, events, (owner, ready))
 
     def set(self, owner: Owner, sockets: Iterable[Socket]) -> None:
         """Set the sockets of an owner. Call `has_input` next, as after any use of them."""
@@ -138,7 +129,9 @@ class Poller(Generic[Owner]):
             if socket not in before:
                 descriptor = before[socket] = socket.FD
                 self._events[socket] = 0
-                self._register(descriptor, selectors.EVENT_READ, owner, None)
+                if descriptor in self._selector.get_map():  # of a socket that was closed
+                    self._selector.unregister(descriptor)
+                self._selector.register(descriptor, selectors.EVENT_READ, (owner, None))
         self._sockets[owner] = before
 
     def has_input(self, owner: Owner) -> bool:
@@ -202,7 +195,7 @@ class Loop:
         self._closed = False  # the pipe is gone, and its number may be another file's by now
         self._stopping = False
         self._thread = 0  # of `run`
-        self._poller.add_file(self._wake_read)
+        self._poller.watch(self._wake_read, None, None, selectors.EVENT_READ)
 
     def add(self, channel: Channel) -> None:
         """Run a channel, from the loop's thread or before the loop runs."""

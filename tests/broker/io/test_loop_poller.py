@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import selectors
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -150,7 +151,7 @@ def test_the_number_of_a_closed_socket_may_be_anothers_by_now(pair: Pair, poller
 
 def test_files_have_no_owner(poller: Poller[str]) -> None:
     read, write = os.pipe()
-    poller.add_file(read)
+    poller.watch(read, None, None, selectors.EVENT_READ)
     assert poller.wait(0) == []
     os.write(write, b"x")
     assert poller.wait(None) == [None]
