@@ -35,6 +35,7 @@ from titanic.cli.status import judge, observe, worker_counts
 from titanic.cli.store_files import DATA, Files, place_option
 from titanic.client.client import Client
 from titanic.errors import TitanicError
+from titanic.facts.service_health import POISON, RECENTLY, is_failing, is_slow, outcomes
 from titanic.store import library_version
 from titanic.util import ids
 from titanic.util.files import file_system
@@ -186,7 +187,7 @@ class Doctor:
     def _server(self) -> None:
         with connect_to_read(self._reach, retries=0) as client:
             about = broker.about_broker(client.call("mmi.broker", "mmi.broker"))
-            for name, check in (("server", self._health), ("clock", self._clock)):
+            for name, check in (("server", self._health), ("services", self._outcomes), ("clock", self._clock)):
                 self._run(name, check, client)
         self._versions(str(about.get("version") or ""))
 
@@ -212,9 +213,29 @@ class Doctor:
         if absent:
             self._add("services", f"no workers: {_named(absent, waiting)}", "start workers: titanic work", ok=False)
         if paused:
-            self._add("services", f"paused: {_named(paused, waiting)}", "titanic resume SERVICE", ok=False)
+            advice = "titanic resume SERVICE; titanic audit --act pause shows who paused it"
+            self._add("services", f"paused: {_named(paused, waiting)}", advice, ok=False)
         if not (absent or paused):
             self._add("services", "all with waiting requests have workers" if waiting else "nothing waits", ok=True)
+
+    def _outcomes(self, client: Client) -> None:
+        """Check how fast services are, and whether they fail."""
+        stats, hour, recent, now = client.stats(services=True), client.facts(), client.facts(RECENTLY), client.clock()
+        slow = dict[str, int]()
+        for name, one in stats["by_service"].items():
+            workers = (one["workers"] or 0) + stats.get("workers_elsewhere", {}).get(name, 0)
+            age = now - one["oldest"] / 1e6 if one["oldest"] and not one["paused"] else 0.0
+            if is_slow(age, workers, one["running"], hour["services"].get(name)):
+                slow[name] = one["waiting"]
+        if slow:
+            text = f"slower than usual, with all workers busy: {_named([*slow], slow)}"
+            self._add("speed", text, "titanic services shows run times; add workers", ok=False)
+        failing = [f"{name} ({outcomes(one)})" for name, one in recent["services"].items() if is_failing(one)]
+        if failing:
+            self._add("failures", f"lately: {', '.join(failing)}", "titanic ls --group-errors --since 1h", ok=False)
+        rows, _ = client.list(state="failed", text=POISON, newest=True, limit=MAX_NAMED)
+        if poison := [f"{row['uuid']} of {row['service']}" for row in rows if row["reason"].startswith(POISON)]:
+            self._add("poison", f"workers died of {', '.join(poison)}", "titanic show UUID", ok=False)
 
     def _clock(self, client: Client) -> None:
         began = time.time()

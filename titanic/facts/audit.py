@@ -434,6 +434,16 @@ def _acts_page(transaction: ReadTransaction, options: AuditOptions) -> tuple[lis
     return found, scan.place
 
 
+def last_act(transaction: ReadTransaction, act: str, service: bytes) -> tuple[int, Act] | None:
+    """Return the newest act of a kind on a service, and when it was; None: it is older than MAX_SCANNED others."""
+    name = service.decode(errors="replace")[:MAX_TEXT]
+    for key, value in _Scan(transaction, ACTS, b"").rows():
+        found = _acts.decode(value)
+        if (found.act, found.service) == (act, name):
+            return _ACT_KEY.unpack(key)[1], found
+    return None
+
+
 def _act_document(at: int, act: Act) -> AuditAct:
     return {
         "at": at,

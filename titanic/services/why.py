@@ -20,7 +20,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 from broker import User
+from titanic.facts.audit import Act, last_act
 from titanic.protocol.answers import WhyInfo
+from titanic.protocol.permissions import lacks
 from titanic.services import nodes
 from titanic.services.ask import DispatchView, ServiceContext
 from titanic.services.ownership import is_hidden
@@ -57,6 +59,8 @@ class Facts:
     claim: ClaimRow | None = None
     """The claim of another node, if the store is shared."""
     paused: bool = False
+    pause: tuple[int, Act] | None = None
+    """When and by whom its service was paused, if the user may read the audit and that is in it."""
     refusing: str = ""
     """Why this node dispatches nothing; empty: it does."""
     limits: ServiceLimits = _NO_LIMITS
@@ -108,12 +112,15 @@ def gather(
     for uuid in view.in_flight[:MAX_NAMED]:
         if not is_hidden(transaction, user, uuid):
             named.append(uuid)
+    paused = service in context.settings.paused
+    may_audit = user is None or lacks(user, "audit") is None
     return Facts(
         row=row,
         now_us=now_us,
         view=view,
         claim=claim,
-        paused=service in context.settings.paused,
+        paused=paused,
+        pause=last_act(transaction, "pause", service) if paused and may_audit else None,
         refusing="" if context.refusing is None else context.refusing[0][4:].decode(errors="replace"),
         limits=context.limits.get(service, _NO_LIMITS),
         workers=workers,
@@ -148,7 +155,9 @@ def explain(facts: Facts) -> WhyInfo:
     if row.state is State.DELAYED and row.due > facts.now_us:
         return _later(facts)
     if facts.paused:
-        return _why("paused", f"service {facts.service} is paused", f"titanic resume {facts.service}")
+        at, act = facts.pause or (0, None)
+        by = f" ({f'by {act.user}, ' if act.user else ''}{_since(facts, at)})" if act else ""
+        return _why("paused", f"service {facts.service} is paused{by}", f"titanic resume {facts.service}")
     if view is None:
         return _why("no-server", "this was read from the store's files, without a server", "start titanic serve")
     if facts.refusing:
@@ -187,7 +196,8 @@ def _ended(facts: Facts) -> WhyInfo:
     if row.state is State.FAILED and row.reason.startswith(POISON):
         kind = POISON
     text = f"it {'was cancelled' if kind == 'cancelled' else 'expired' if kind == 'expired' else 'failed'} {when}"
-    return _why(kind, text + (f": {said}" if said else ""), f"titanic retry {uuid}", until=row.finished_at)
+    next_step = f"titanic {'show' if kind == POISON else 'retry'} {uuid}"  # a retry kills more workers
+    return _why(kind, text + (f": {said}" if said else ""), next_step, until=row.finished_at)
 
 
 def _in_flight(facts: Facts, view: DispatchView, seconds: float) -> WhyInfo:

@@ -39,9 +39,6 @@ ADMIN_ONLY = ("refusals", "refused")
 LEAST_PERIOD = 10.0
 """Seconds over which rates are measured, at least."""
 
-RECENTLY = 900.0
-"""Seconds over which it is decided whether a service is failing."""
-
 MEASURED = 200
 """Requests that latency is measured on where the counts of the server may not be read: those that were done last."""
 
@@ -198,13 +195,6 @@ def latency_charts(series: FactSeries) -> list[tuple[str, Markup]]:
         (title, chart(title, [Line(share, [one and one[share] for one in times]) for share in SHARES], span))
         for title, times in (("Wait", series["wait"]), ("Run", series["run"]))
     ]
-
-
-def is_failing(figures: ServiceFacts) -> bool:
-    """Whether over one request in twenty fails for good, as in the alert TitanicFailingSlowly, or more attempts fail
-    than succeed; a few failures do not count."""
-    failed, attempts, done = figures["failed"], figures["failed"] + figures["retried"], figures["succeeded"]
-    return (failed > 5 and failed > 0.05 * done) or (attempts > 5 and attempts > done)
 
 
 class Latency(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,10 +15,12 @@ from support.nodes import cluster
 from support.ports import free_port
 from support.postgres import needs_postgres
 from support.serving import with_broker
-from support.waiting import until
+from support.waiting import PATIENCE, until
 
 from broker import Worker
+from titanic import Client, Failed
 from titanic.cli import doctor
+from titanic.facts import service_health
 
 FEW = ("--timeout", "30")
 
@@ -60,6 +63,35 @@ def test_services_without_workers_and_paused_ones(checked: Any) -> None:
     with Worker("mail", lambda frames: frames, endpoint):
         here("resume", "mail", *at)
         until(lambda: check()[0] == 0)
+
+
+def test_services_that_fail_or_are_slow(checked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    endpoint, check = checked
+    monkeypatch.setattr(service_health, "SLOW_WAIT", 0.0)
+    monkeypatch.setattr(service_health, "ALWAYS_SLOW", 0.0)
+    go = threading.Event()
+
+    def work(frames: list[bytes]) -> list[bytes]:
+        if frames[0] == b"wait":
+            go.wait(PATIENCE)
+        elif frames[0] != b"fine":
+            raise Failed(frames[0].decode())
+        return frames
+
+    with Worker("mail", work, endpoint, jobs=1), Client(endpoint, timeout=PATIENCE) as client:
+        try:
+            uuids = client.submit_many("mail", [b"no way"] * 6 + [b"poison: 3 workers died"])
+            until(lambda: all(client.show(uuid)["state"] == "failed" for uuid in uuids))
+            first = client.submit("mail", b"wait")
+            until(lambda: client.show(first)["state"] == "running")
+            client.submit("mail", b"fine")
+            code, found = check()
+        finally:
+            go.set()
+    assert code == 1
+    assert found["failures"]["text"] == "lately: mail (7 failed, 0 done)"
+    assert found["poison"]["text"] == f"workers died of {uuids[-1]} of mail"
+    assert found["speed"]["text"] == "slower than usual, with all workers busy: mail (1 waiting)"
 
 
 def test_mistakes_in_settings(checked: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -33,7 +34,7 @@ SUBMITS = 'submit = ["*"]\nread = "own"\n'
 USERS = (
     f'[users.alice]\nkeys = ["alice.key"]\nwork = ["*"]\nclose = true\n{SUBMITS}'
     f'[users.bob]\nkeys = ["bob.key"]\n{SUBMITS}'
-    '[users.queue]\nkeys = ["queue.key"]\nread = "all"\n'
+    '[users.queue]\nkeys = ["queue.key"]\nread = "all"\nadmin = true\n'
 )
 
 
@@ -132,7 +133,8 @@ def test_workers_are_busy_and_others_come_before(place: Place) -> None:
 def test_the_service_is_paused(place: Place) -> None:
     place.client.set_service("mail", paused=True)
     found = place.why(place.client.submit("mail", "a"), "paused")
-    assert (found["text"], found["next"]) == ("service mail is paused", "titanic resume mail")
+    assert re.fullmatch(r"service mail is paused \(.* ago\)", found["text"])
+    assert found["next"] == "titanic resume mail"
 
 
 def test_the_limit_of_running_ones_is_reached(place: Place) -> None:
@@ -263,6 +265,9 @@ def test_strangers_read_nothing_of_others(tmp_path: Path) -> None:
         until(lambda: "left" in bob.show(uuid, why=True)["why"]["text"])
         assert ":" not in bob.show(uuid, why=True)["why"]["text"]
         assert ":" in reads_all.show(uuid, why=True)["why"]["text"]
+        reads_all.set_service("one", paused=True)
+        assert bob.show(uuid, why=True)["why"]["text"] == "service one is paused"
+        assert "(by queue, " in reads_all.show(uuid, why=True)["why"]["text"]
 
 
 def test_servers_of_earlier_versions_say_nothing() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from titanic.dispatch.backlogs import COUNTED, Backlog
+from titanic.facts.audit import Act
 from titanic.services.ask import DispatchView
 from titanic.services.why import MAX_AHEAD, Facts, explain
 from titanic.settings import ServiceLimits
@@ -36,6 +37,16 @@ def why(one: Description | None = None, **facts: Any) -> Any:
         ({"refusing": "use another node"}, "draining", "this server dispatches nothing more: use another node"),
         ({"view": None}, "no-server", "this was read from the store's files, without a server"),
         ({"view": None, "paused": True}, "paused", "service mail is paused"),
+        (
+            {"paused": True, "pause": (NOW - 300_000_000, Act("pause", "ann"))},
+            "paused",
+            "service mail is paused (by ann, 5 min ago)",
+        ),
+        (
+            {"paused": True, "pause": (NOW - 300_000_000, Act("pause"))},
+            "paused",
+            "service mail is paused (5 min ago)",
+        ),
         ({"up": 60}, "no-worker", "no worker of mail has registered since the server started 60 s ago"),
         (
             {"view": DispatchView(seen=("host:1", 300.0))},
@@ -127,6 +138,8 @@ def test_a_retry_says_when_and_why(paused: bool) -> None:
 def test_an_end(state: State, reason: str, kind: str, text: str) -> None:
     found = why(row(state, reason=reason, finished_at=NOW - 60_000_000))
     assert (found["kind"], found["text"], found["until"]) == (kind, text, NOW - 60_000_000)
+    if kind == "poison":  # a retry would kill more workers
+        assert found["next"] == f"titanic show {UUID.hex()}"
 
 
 def test_the_speed_of_a_service() -> None:

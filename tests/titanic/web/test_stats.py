@@ -15,7 +15,7 @@ from titanic.facts.counts import COUNTS
 from titanic.protocol.documents import FactSeries
 from titanic.web import stats
 from titanic.web.auth.identity import Visitor
-from titanic.web.stats import StatsPoller, TtlCache, current, is_failing, latency_charts, per_second, unfinished
+from titanic.web.stats import StatsPoller, TtlCache, current, latency_charts, per_second, unfinished
 
 ROW = {"waiting": 3, "done": 5, "failed": 1, "workers": 2}
 
@@ -128,17 +128,6 @@ def test_unknown_times_are_gaps() -> None:
     assert "p50: 100 ms, maximum 100 ms; p90: 200 ms, maximum 200 ms; p99: 300 ms, maximum 300 ms" in svg
     assert svg.count("h3") == 6, "two dots for each line"
     assert run == ("Run", "")
-
-
-@pytest.mark.parametrize(
-    ("failed", "retried", "succeeded", "failing"),
-    [(5, 0, 0, False), (6, 0, 0, True), (6, 0, 119, True), (6, 0, 120, False), (0, 6, 5, True), (0, 6, 6, False)],
-)
-def test_a_service_that_fails_more_than_it_may_is_failing(
-    failed: int, retried: int, succeeded: int, failing: bool
-) -> None:
-    figures: Any = {"failed": failed, "retried": retried, "succeeded": succeeded}
-    assert is_failing(figures) is failing
 
 
 # -- the cache ----------------------------------------------------------------------------------------------------

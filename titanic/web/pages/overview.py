@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from markupsafe import Markup
@@ -14,22 +14,26 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from titanic.aio import Client
+from titanic.facts.service_health import POISON, RECENTLY, is_failing, is_slow, outcomes
 from titanic.protocol.answers import RequestInfo
-from titanic.protocol.documents import FactsInfo, ServiceFacts, StoreStats
+from titanic.protocol.documents import FactsInfo, Filling, ServiceFacts, StoreStats
 from titanic.web.app_state import app_state, visitor_of
 from titanic.web.pages.forms import NotPermitted, unless_forbidden
 from titanic.web.pages.services import ServiceRow, services_of
-from titanic.web.stats import (
-    RECENTLY,
-    StatsSample,
-    current,
-    facts_of,
-    is_failing,
-    latency_charts,
-    per_second,
-    unfinished,
+from titanic.web.stats import MAX_CACHE_TTL, StatsSample, current, facts_of, latency_charts, per_second, unfinished
+from titanic.web.template_filters import (
+    Line,
+    chart,
+    counted,
+    number,
+    percent,
+    rate,
+    service_url,
+    short,
+    size,
+    span,
+    spark,
 )
-from titanic.web.template_filters import Line, chart, counted, number, percent, rate, short, size, span, spark
 
 RATES = ("accepted", "succeeded", "failed")
 """Counts that are shown per second."""
@@ -46,6 +50,8 @@ WARN_USED_SHARE = 0.9
 
 NAMED = 3
 """Services that are named in one sentence."""
+
+FILLED = Markup(' <a href="/store">What fills the store</a>')
 
 DURABILITY = {
     "synced": "Acknowledged requests are on disk and survive a power failure.",
@@ -69,20 +75,23 @@ async def overview(request: Request) -> Response:
     services = services_of(sample)
     recent = await state.cache.get(request, "recent", facts_of, visitor.client, (), RECENTLY)
     failing = {} if recent is None else {name: one for name, one in recent["services"].items() if is_failing(one)}
-    busiest = sorted(services, key=_importance, reverse=True)
-    busiest = sorted(busiest, key=lambda one: one.name in failing, reverse=True)[:TOP]
+    busiest = sorted(services, key=lambda one: (one.name in failing, one.waiting, one.workers or 0), reverse=True)[:TOP]
     facts = await state.cache.get(request, "facts", facts_of, visitor.client, [one.name for one in busiest])
+    known = {} if facts is None else facts["services"]
+    poison = await unless_forbidden(
+        "requests that failed", state.cache.get(request, "poison", _poison, visitor.client, ttl=MAX_CACHE_TTL)
+    )
     now = time.time()
     return state.page(
         request,
         "overview.html",
         stats=sample.stats,
         rates={} if facts is None else {name: current(facts, facts["total"], name, now) for name in RATES},
-        health=assess(sample, services, failing),
+        health=assess(sample, services, failing, known, [] if isinstance(poison, NotPermitted) else poison),
         oldest=None if isinstance(oldest, NotPermitted) else oldest,
         missing=[oldest] if isinstance(oldest, NotPermitted) else [],
         services=busiest,
-        known={} if facts is None else facts["services"],
+        known=known,
         trends=_trends(facts, busiest),
         others=len(services) - len(busiest),
         charts=_charts(facts, sample.stats["store"], now),
@@ -90,8 +99,10 @@ async def overview(request: Request) -> Response:
     )
 
 
-def _importance(service: ServiceRow) -> tuple[int, int]:
-    return service.waiting, service.workers or 0
+async def _poison(client: Client) -> list[RequestInfo]:
+    """Find the newest requests that killed their workers."""
+    rows, _ = await client.list(state="failed", text=POISON, newest=True, limit=NAMED)
+    return [row for row in rows if row["reason"].startswith(POISON)]
 
 
 async def _oldest(client: Client) -> RequestInfo | None:
@@ -134,55 +145,64 @@ class QueueHealth(NamedTuple):
     """`level`: good, warning or critical. `problems`: sentences, each with what to do. `failing`: failing services."""
 
     level: str
-    problems: list[str]
+    problems: list[Markup]
     failing: list[str]
 
 
 def assess(
-    sample: StatsSample, services: Sequence[ServiceRow], failing: Mapping[str, ServiceFacts] = MappingProxyType({})
+    sample: StatsSample,
+    services: Sequence[ServiceRow],
+    failing: Mapping[str, ServiceFacts],
+    hour: Mapping[str, ServiceFacts],
+    poison: Sequence[RequestInfo] = (),
 ) -> QueueHealth:
-    """Report what `titanic health` would, and what needs an operator's attention."""
+    """Report what `titanic health` would, and what needs an operator's attention. `hour`: what services did in the
+    last hour. `poison`: requests that killed their workers."""
     stats, store = sample.stats, sample.stats["store"]
-    critical, warnings = [], []
+    critical, warnings = list[Markup](), list[Markup]()
     if stats["disk_full"]:
-        critical.append("The store's disk is full, so new requests are rejected. Free space on it.")
-    elif not stats["accepting"]:
-        critical.append("The store is full, so new requests are rejected. Delete ended requests or raise --capacity.")
+        critical.append("The store's disk is full, so new requests are rejected. Free space on it." + FILLED)
+    elif not stats["accepting"] or stats.get("refuses_for_room"):
+        text = "The store is full, so new requests are rejected. Delete ended requests or raise --capacity."
+        critical.append(text + FILLED)
     elif store["capacity"] and store["used"] > WARN_USED_SHARE * store["capacity"]:
         share = percent(store["used"], store["capacity"])
-        warnings.append(f"The store is {share} full ({size(store['used'])}). Delete ended requests.")
+        warnings.append(f"The store is {share} full ({size(store['used'])}). Delete ended requests." + FILLED)
     if sample.response_time > SLOW:
-        warnings.append(f"The server took {span(sample.response_time)} to respond. Its machine or disk is busy.")
-    if lacking := [service for service in services if service.lacks_workers]:
-        lacking.sort(key=_waiting, reverse=True)
-        names = _named([f"{short(service.name, 60)} ({service.waiting:,} waiting)" for service in lacking])
-        verb = "has" if len(lacking) == 1 else "have"
-        warnings.append(f"{names} {verb} no workers. Start one, or find out why they stopped.")
-    if paused := [service for service in services if service.paused and service.waiting]:
-        names = _named([short(service.name, 60) for service in paused])
-        verb = "is" if len(paused) == 1 else "are"
-        each = "it" if len(paused) == 1 else "each"
-        warnings.append(f"{names} {verb} paused with requests waiting. Resume {each} on its page.")
+        took = span(sample.response_time)
+        warnings.append(Markup("The server took {} to respond. Its machine or disk is busy.").format(took))
     worst = sorted(failing, key=lambda name: failing[name]["failed"], reverse=True)
-    if worst:
-        names = _named([f"{short(name, 60)} ({_outcomes(failing[name])})" for name in worst])
-        warnings.append(f"Failing in the last {RECENTLY / 60:.0f} minutes: {names}.")
+    waiting = [one for one in sorted(services, key=attrgetter("waiting"), reverse=True) if one.waiting]
+    slow = [one for one in waiting if not one.paused and _is_slow(one, hour.get(one.name))]
+    recently = f"Failing in the last {RECENTLY / 60:.0f} minutes: {{}}."
+    found = {
+        "No workers: {}. Start one, or find out why they left.": [_waits(one) for one in waiting if one.lacks_workers],
+        "Paused with requests waiting: {}. Resume each on its page.": [_waits(one) for one in waiting if one.paused],
+        "Slower than usual, with all workers busy: {}. See how long they run, or add workers.": [*map(_waits, slow)],
+        "Poison, which killed its workers: {}. Delete it, or repair what it runs.": [
+            _link(f"/requests/{row['uuid']}", row["service"], row["uuid"][-8:]) for row in poison
+        ],
+        recently: [_link(service_url(name), name, outcomes(failing[name])) for name in worst],
+    }
+    for text, links in found.items():
+        if links:
+            more = f" and {counted(len(links) - NAMED, 'other')}" if len(links) > NAMED else ""
+            warnings.append(Markup(text).format(Markup(", ").join(links[:NAMED]) + more))
     level = "critical" if critical else "warning" if warnings else "good"
     return QueueHealth(level, critical + warnings, worst)
 
 
-def _outcomes(figures: ServiceFacts) -> str:
-    retried = f"{figures['retried']:,} retried, " if figures["retried"] else ""
-    return f"{figures['failed']:,} failed, {retried}{figures['succeeded']:,} done"
+def _link(url: str, service: str, about: str) -> Markup:
+    return Markup('<a href="{}">{}</a> ({})').format(url, short(service, 60), about)
 
 
-def _named(names: Sequence[str]) -> str:
-    more = f" and {counted(len(names) - NAMED, 'other service')}" if len(names) > NAMED else ""
-    return ", ".join(names[:NAMED]) + more
+def _waits(service: ServiceRow) -> Markup:
+    return _link(service.url, service.name, f"{service.waiting:,} waiting")
 
 
-def _waiting(service: ServiceRow) -> int:
-    return service.waiting
+def _is_slow(service: ServiceRow, hour: ServiceFacts | None) -> bool:
+    age = time.time() - service.oldest / 1e6 if service.oldest else 0.0
+    return is_slow(age, service.workers or 0, service.running, hour)
 
 
 # -- the store ----------------------------------------------------------------------------------------------------
@@ -191,8 +211,9 @@ def _waiting(service: ServiceRow) -> int:
 async def store(request: Request) -> Response:
     """Show the store's usage and durability, the archive's lag, the nodes, and how to make a backup."""
     state, visitor = app_state(request), visitor_of(request)
-    sample, nodes, archive = await asyncio.gather(
+    sample, filled, nodes, archive = await asyncio.gather(
         unless_forbidden("the store's usage", state.stats_poller.sample(visitor)),
+        unless_forbidden("what fills the store", state.cache.get(request, "filled by", _filled_by, visitor.client)),
         unless_forbidden("nodes", visitor.client.nodes()),
         unless_forbidden("the archive", visitor.client.archive()),
     )
@@ -202,12 +223,18 @@ async def store(request: Request) -> Response:
         request,
         "store.html",
         stats=stats,
+        filled_by=[] if isinstance(filled, NotPermitted) else filled,
         nodes=None if isinstance(nodes, NotPermitted) else nodes,
         archive=None if isinstance(archive, NotPermitted) else archive,
         missing=[one for one in (sample, nodes, archive) if isinstance(one, NotPermitted)],
         durability=DURABILITY.get(stats["durability"], "") if stats else "",
         database=path.startswith(("postgresql:", "postgres:")),
     )
+
+
+async def _filled_by(client: Client) -> list[Filling]:
+    """Find the services that fill the store most."""
+    return (await client.stats(filled_by=True)).get("filled_by", [])
 
 
 ROUTES = [Route("/", overview), Route("/store", store)]

@@ -241,6 +241,7 @@ async def service(request: Request) -> Response:
     if isinstance(facts, NotPermitted):
         latency = await unless_forbidden("latency", cache.get(request, "own", measured_latency, client, name))
     settings = {} if isinstance(sample, NotPermitted) else sample.stats.get("settings") or {}
+    why = await cache.get(request, "why", _why, client, name) if known and known.waiting else None
     now = time.time()
     return state.page(
         request,
@@ -248,6 +249,7 @@ async def service(request: Request) -> Response:
         name=name,
         missing=[sample] if isinstance(sample, NotPermitted) else [],
         service=known,
+        why=why,
         states=STATES,
         latency=None if isinstance(latency, NotPermitted) else latency,
         own=isinstance(facts, NotPermitted),
@@ -284,6 +286,14 @@ def _back(request: Request, name: str, message: str) -> Response:
     state = app_state(request)
     state.stats_poller.invalidate()
     return state.to(request, service_url(name), MESSAGES[message])
+
+
+async def _why(client: Client, name: str) -> RequestInfo | None:
+    """The oldest waiting request that the visitor may read, with the reason why it waits."""
+    with suppress(TitanicError):
+        rows, _ = await client.list(service=name, state="waiting", limit=1)
+        return await client.show(rows[0]["uuid"], why=True) if rows else None
+    return None
 
 
 async def _failures(client: Client, name: str) -> list[RequestInfo]:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import re
+import time
 import uuid
 from threading import Event
+from typing import Any
 
 import httpx
 import pytest
+from markupsafe import Markup
+from support.lived import Lived
 from support.pages import Page
 from support.serving import QUICK
 from support.waiting import PATIENCE, until
 
 from broker import Worker
 from titanic import Client, Server
+from titanic.web.pages.overview import assess
+from titanic.web.pages.services import ServiceRow
+from titanic.web.stats import StatsSample
 
 
 def test_an_empty_queue_says_what_to_do(http: httpx.Client) -> None:
@@ -33,7 +41,7 @@ def test_waiting_requests_and_workers(http: httpx.Client, client: Client, echo: 
     assert page.figures["Waiting"].startswith("1,234 oldest: ")
     assert page.figures["Delayed"] == "1"
     assert page.figures["Finished"].startswith("1 ")
-    assert "mail (1,234 waiting) has no workers" in page.text
+    assert "No workers: mail (1,234 waiting)" in page.text
     rows = {row[0]: [row[1], row[4]] for row in page.rows}
     assert rows == {"mail": ["1,234", "none"], "echo": ["0", "2"]}
 
@@ -69,6 +77,54 @@ def test_failing_services_come_first_and_need_attention(http: httpx.Client, clie
     assert "as you wish" in http.get(page.links["7"]).text
 
 
+def sampled(**stats: Any) -> StatsSample:
+    known = {"disk_full": False, "accepting": True, "store": {"capacity": 100, "used": 1}}
+    return StatsSample(time.time(), known | stats, {}, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("stats", "text"),
+    [
+        ({"disk_full": True}, "The store's disk is full"),
+        ({"accepting": False}, "The store is full"),
+        ({"refuses_for_room": True}, "The store is full"),
+    ],
+)
+def test_a_full_store_is_critical(stats: dict[str, Any], text: str) -> None:
+    level, (problem,), _ = assess(sampled(**stats), (), {}, {})
+    assert level == "critical"
+    assert Markup.escape(text) in problem
+    assert 'href="/store"' in problem
+
+
+def test_problems_lead_to_their_services() -> None:
+    old = int((time.time() - 300) * 1e6)
+    services = [
+        ServiceRow("a&b", waiting=5, running=4, workers=4, oldest=old),
+        ServiceRow("pdf", waiting=1, paused=True),
+        ServiceRow("mail", waiting=2, workers=0),
+        ServiceRow("quick", waiting=5, running=3, workers=4, oldest=old),
+    ]
+    usual: Any = {"wait": {"p50": 0.01, "p90": 0.1, "p99": 1.0}}
+    level, problems, _ = assess(sampled(), services, {}, dict.fromkeys(("a&b", "quick"), usual))
+    assert level == "warning"
+    assert [re.sub("<[^>]*>", "", one).partition(".")[0] for one in problems] == [
+        "No workers: mail (2 waiting)",
+        "Paused with requests waiting: pdf (1 waiting)",
+        "Slower than usual, with all workers busy: a&amp;b (5 waiting)",
+    ]
+    for problem, name in zip(problems, ("mail", "pdf", "a%26b"), strict=True):
+        assert f'href="/services/{name}"' in problem
+
+
+def test_a_poisonous_request_needs_attention(http: httpx.Client, lived: Lived) -> None:
+    lived.failed("no poison: it is well")
+    uuid = lived.failed("poison: 3 workers died")
+    text = http.get("/").text
+    assert f"Poison, which killed its workers: echo ({uuid[-8:]}). Delete it" in Page(text).text
+    assert f'href="/requests/{uuid}"' in text
+
+
 def test_names_are_escaped(http: httpx.Client, client: Client) -> None:
     client.submit("<script>alert(1)</script>", b"")
     text = http.get("/").text
@@ -82,6 +138,8 @@ def test_the_store(http: httpx.Client, client: Client) -> None:
     found = Page(http.get("/store").text)
     assert found.figures["Requests"].startswith("5")
     assert found.figures["Used"].endswith("of 64.0 MiB")
+    assert found.rows[0][:4] == ["mail", "5", "0", "0"]
+    assert found.links["5"] == "/requests?service=mail&state=waiting"
     assert found.figures["Durability"].startswith("synced Acknowledged requests are on disk")
     assert "No archive is registered" in found.text
     assert "titanic backup /backup/titanic --store /" in found.text

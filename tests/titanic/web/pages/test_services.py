@@ -79,6 +79,7 @@ def test_each_service_has_a_page(http: httpx.Client, client: Client, name: str) 
     assert page.headings[0] == name
     assert page.figures["Waiting"].startswith("1 oldest: ")
     assert "1 request waiting, no workers" in page.text
+    assert f"No worker of {name} has registered since the server started" in page.text
 
 
 def test_latency_and_failures(http: httpx.Client, client: Client, echo: Worker) -> None:
@@ -130,9 +131,10 @@ def test_pause_and_resume(http: httpx.Client, client: Client) -> None:
     page = page_of(http, answer.headers["location"])
     message = "Paused. Its requests wait until it is resumed"
     assert message in page.text
+    assert "Service mail is paused (" in page.text
     assert message not in page_of(http, "/services/mail").text, "it is shown once"
     assert [row[0] for row in page_of(http, "/services?only=paused").rows] == ["mail paused"]
-    assert "mail is paused with requests waiting" in page_of(http, "/").text
+    assert "Paused with requests waiting: mail (1 waiting)" in page_of(http, "/").text
     form = page.form("/actions/services")
     assert form["do"] == "resume"
     http.post("/actions/services", data=form)
