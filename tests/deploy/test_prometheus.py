@@ -31,6 +31,7 @@ from broker import Delivery, Worker
 from titanic import Client
 from titanic.metrics.families import worker_ready
 from titanic.metrics.worker import WorkerMetrics
+from titanic.web.settings import DEFAULT_BIND
 
 needs_promtool = pytest.mark.skipif(
     shutil.which("promtool") is None and "CI" not in os.environ, reason="needs promtool, which isn't installed"
@@ -107,7 +108,8 @@ def test_the_broker_apart_and_workers_are_some_lines_more(tmp_path: Path) -> Non
     (tmp_path / "scrape.yml").write_text(text)
     promtool("check", "config", "--syntax-only", str(tmp_path / "scrape.yml"))
     found = [one for line in re.findall(r"- targets: \[(.*)\]", text) for one in re.findall(r"\"([^\"]+)\"", line)]
-    assert found == re.findall(r'^#metrics = "([^"]+)"', (DEPLOY / "titanic.toml").read_text(), re.MULTILINE)
+    metrics = re.findall(r'^#metrics = "([^"]+)"', (DEPLOY / "titanic.toml").read_text(), re.MULTILINE)
+    assert found == [*metrics, DEFAULT_BIND]
 
 
 @needs_promtool

@@ -110,7 +110,7 @@ def test_users_are_listed_for_admins_only(scene: Secured) -> None:
     text = scene.browser("chief").get("/users").text
     assert ["bob", "titanic.list"] in [row[:2] for row in Page(text).rows]
     rows = {row[0]: row[1:] for row in Page(text).rows if len(row) > 3}
-    assert rows["alice"] == ["submit *; work *", "own requests", "close", "none", "key, token"]
+    assert rows["alice"] == ["submit *; work *", "own requests", "close", "none", "key, token", "End all"]
     assert rows["chief"][1:3] == ["all requests", "admin, metrics"]
     for token in TOKENS.values():
         assert token not in text
