@@ -48,10 +48,10 @@ def queue(snapshot: ServerSnapshot) -> Iterator[Metric]:
         metric = f"titanic_{name}" if name in ("poisoned", "replies_given") else f"titanic_requests_{name}"
         yield CounterMetricFamily(metric, text, value=snapshot.counted[name])
     text = "Requests that were not stored."
-    yield _labelled("titanic_requests_refused", text, "reason", snapshot.refused, CounterMetricFamily)
+    yield labelled("titanic_requests_refused", text, "reason", snapshot.refused, CounterMetricFamily)
     if snapshot.refused_users:
         text = "Requests of a user that were not stored."
-        yield _by_two("titanic_user_requests_refused", text, ("user", "reason"), snapshot.refused_users)
+        yield counts_by("titanic_user_requests_refused", text, ("user", "reason"), snapshot.refused_users)
     yield from refusals(snapshot.forbidden)
     yield from _services(snapshot)
     yield from _totals(snapshot.totals)
@@ -74,7 +74,7 @@ def about() -> Metric:
 def threads(lags: Mapping[str, float]) -> Metric:
     """How far each thread lags behind."""
     text = "Time that a thread takes to answer a probe."
-    return _labelled("titanic_thread_lag_seconds", text, "thread", lags)
+    return labelled("titanic_thread_lag_seconds", text, "thread", lags)
 
 
 def broker(counters: Mapping[str, int]) -> Iterator[Metric]:
@@ -94,7 +94,7 @@ def broker(counters: Mapping[str, int]) -> Iterator[Metric]:
         yield GaugeMetricFamily(metric, text, value=counters[name])
     events = {name: count for name, count in counters.items() if name not in gauges}
     text = "Events counted by the broker; see mmi.stats."
-    yield _labelled("titanic_broker_events", text, "event", events, CounterMetricFamily)
+    yield labelled("titanic_broker_events", text, "event", events, CounterMetricFamily)
 
 
 def refusals(counts: Mapping[tuple[str, str], int]) -> Iterator[Metric]:
@@ -104,12 +104,12 @@ def refusals(counts: Mapping[tuple[str, str], int]) -> Iterator[Metric]:
             "Refusals for lack of a permission; an action is a service of Titanic, or an action at the broker."
             " The action handshake includes connections that only probed the server."
         )
-        yield _by_two("titanic_refusals", text, ("user", "action"), counts)
+        yield counts_by("titanic_refusals", text, ("user", "action"), counts)
 
 
 def workers(count: Mapping[str, int | None]) -> Metric:
     """How many workers each service has; None: unknown."""
-    return _labelled("titanic_workers", "Registered workers of a service, as far as known.", "service", count)
+    return labelled("titanic_workers", "Registered workers of a service, as far as known.", "service", count)
 
 
 def ready(is_so: bool) -> Metric:
@@ -133,10 +133,10 @@ def _services(snapshot: ServerSnapshot) -> Iterable[Metric]:
         ),
     }
     for name, (text, field) in gauges.items():
-        yield _labelled(name, text, "service", {key: getattr(load, field) for key, load in snapshot.services.items()})
+        yield labelled(name, text, "service", {key: getattr(load, field) for key, load in snapshot.services.items()})
     if snapshot.paused:
         text = "1 for a service that is paused: its requests are not dispatched."
-        yield _labelled("titanic_service_paused", text, "service", dict.fromkeys(snapshot.paused, 1))
+        yield labelled("titanic_service_paused", text, "service", dict.fromkeys(snapshot.paused, 1))
     yield workers({name: load.workers for name, load in snapshot.services.items()})
 
 
@@ -145,23 +145,25 @@ def _totals(services: Mapping[str, ServiceTotals]) -> Iterable[Metric]:
     for at, name in enumerate(COUNTS):
         if name in REQUESTS:
             values = {service: totals.tally[at] for service, totals in services.items()}
-            yield _labelled(f"titanic_service_{name}", REQUESTS[name], "service", values, CounterMetricFamily)
-    wait = HistogramMetricFamily(
-        "titanic_service_wait_seconds", "Time from a request's submission to its first attempt.", labels=["service"]
-    )
-    run = HistogramMetricFamily("titanic_service_run_seconds", "Run time of an attempt.", labels=["service"])
+            yield labelled(f"titanic_service_{name}", REQUESTS[name], "service", values, CounterMetricFamily)
+    waits = [((service,), tally[WAIT:RUN], waited) for service, (tally, waited, _) in services.items()]
+    text = "Time from a request's submission to its first attempt."
+    yield durations("titanic_service_wait_seconds", text, ("service",), waits)
+    runs = [((service,), tally[RUN:], ran) for service, (tally, _, ran) in services.items()]
+    yield durations("titanic_service_run_seconds", "Run time of an attempt.", ("service",), runs)
+
+
+def durations(
+    name: str, text: str, labels: Sequence[str], times: Iterable[tuple[Sequence[str], Sequence[int], float]]
+) -> Metric:
+    """Histograms of times: of each its labels, what was counted in the buckets of BOUNDS, and the sum. Empty ones are
+    left out."""
+    family = HistogramMetricFamily(name, text, labels=labels)
     bounds = [*(f"{bound:g}" for bound in BOUNDS), "+Inf"]
-    for service, (tally, waited, ran) in services.items():
-        for family, buckets, seconds in ((wait, tally[WAIT:RUN], waited), (run, tally[RUN:], ran)):
-            if any(buckets):
-                family.add_metric([service], cumulative(bounds, buckets), sum_value=seconds)
-    yield wait
-    yield run
-
-
-def cumulative(bounds: Sequence[str], buckets: Sequence[int]) -> list[tuple[str, float]]:
-    """The buckets of a histogram, each with those below it."""
-    return list(zip(bounds, accumulate(buckets), strict=True))
+    for key, buckets, seconds in times:
+        if any(buckets):
+            family.add_metric(key, list(zip(bounds, accumulate(buckets), strict=True)), sum_value=seconds)
+    return family
 
 
 def _store(snapshot: ServerSnapshot) -> Iterable[Metric]:
@@ -222,7 +224,7 @@ def _node(node: NodeSnapshot) -> Iterable[Metric]:
     yield CounterMetricFamily("titanic_node_leases_lost", text, value=node.lost)
 
 
-def _labelled(
+def labelled(
     name: str,
     text: str,
     label: str,
@@ -237,7 +239,7 @@ def _labelled(
     return family
 
 
-def _by_two(name: str, text: str, labels: tuple[str, str], counts: Mapping[tuple[str, str], int]) -> Metric:
+def counts_by(name: str, text: str, labels: tuple[str, str], counts: Mapping[tuple[str, str], int]) -> Metric:
     """A counter with two labels."""
     family = CounterMetricFamily(name, text, labels=labels)
     for values, count in counts.items():

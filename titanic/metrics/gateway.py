@@ -6,12 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from titanic.facts.counts import BOUNDS
 from titanic.metrics import families
 
 
@@ -30,16 +29,10 @@ class GatewayFigures(Collector):
         """The families with their present values."""
         yield families.about()
         text = "Time until the end of an answer, by class of route; 499: the client did not wait for it."
-        answers = HistogramMetricFamily("titanic_web_request_seconds", text, labels=["route", "status"])
-        bounds = [*(f"{bound:g}" for bound in BOUNDS), "+Inf"]
-        for (route, status), (buckets, seconds) in self.answers.items():
-            answers.add_metric([route, str(status)], families.cumulative(bounds, buckets), sum_value=seconds)
-        yield answers
+        times = [((route, str(status)), *counted) for (route, status), counted in self.answers.items()]
+        yield families.durations("titanic_web_request_seconds", text, ("route", "status"), times)
         text = "Refusals for lack of valid credentials, or of a permission that the gateway itself checks."
-        refusals = CounterMetricFamily("titanic_web_refusals", text, labels=["lacking"])
-        for lacking, count in self.refused.items():
-            refusals.add_metric([lacking], count)
-        yield refusals
+        yield families.labelled("titanic_web_refusals", text, "lacking", self.refused, CounterMetricFamily)
         for name, (value, text) in self.held.items():
             yield GaugeMetricFamily(f"titanic_web_{name}", text, value=value)
 

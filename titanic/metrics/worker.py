@@ -14,12 +14,12 @@ from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from broker import Delivery, WorkerBase, read_error
 from titanic.errors import CallerError
-from titanic.facts.counts import BOUNDS, BUCKETS, bucket
+from titanic.facts.counts import BUCKETS, bucket
 from titanic.metrics import families
 from titanic.metrics.listener import MetricsListener
 from titanic.protocol.tsp import AGAIN, UNREADY, Frames
@@ -108,28 +108,17 @@ class WorkerMetrics:
     def collect(self) -> Iterable[Metric]:
         """The families with their present values."""
         yield families.about()
-        attempts = CounterMetricFamily(
-            "titanic_worker_attempts", "Requests that the worker had, by outcome.", labels=["service", "outcome"]
-        )
-        for labels, count in self._outcomes.copy().items():
-            attempts.add_metric(labels, count)
-        yield attempts
-        run = HistogramMetricFamily(
-            "titanic_worker_run_seconds", "Time of an attempt at the worker.", labels=["service"]
-        )
-        bounds = [*(f"{bound:g}" for bound in BOUNDS), "+Inf"]
-        for name, buckets in self._runs.copy().items():
-            run.add_metric([name], families.cumulative(bounds, buckets), sum_value=self._seconds[name])
-        yield run
-        running = GaugeMetricFamily("titanic_worker_running", "Requests that the worker has.", labels=["service"])
-        for name, count in Counter(one.service.decode(errors="replace") for one in [*self._begun]).items():
-            running.add_metric([name], count)
-        yield running
+        text = "Requests that the worker had, by outcome."
+        yield families.counts_by("titanic_worker_attempts", text, ("service", "outcome"), self._outcomes.copy())
+        times = [((name,), buckets, self._seconds[name]) for name, buckets in self._runs.copy().items()]
+        text = "Time of an attempt at the worker."
+        yield families.durations("titanic_worker_run_seconds", text, ("service",), times)
+        running = Counter(one.service.decode(errors="replace") for one in [*self._begun])
+        yield families.labelled("titanic_worker_running", "Requests that the worker has.", "service", running)
         text = "Requests that the worker's brokers may send at a time; 0: it is not registered."
         yield GaugeMetricFamily("titanic_worker_slots", text, value=self._slots())
-        text = "Times that a broker was lost."
         lost = sum(one.reconnects for one in [*self._workers])
-        yield CounterMetricFamily("titanic_worker_reconnects", text, value=lost)
+        yield CounterMetricFamily("titanic_worker_reconnects", "Times that a broker was lost.", value=lost)
         if self._processes is not None:
             working, died, memory = self._processes
             text = "Processes that execute requests."
