@@ -38,7 +38,7 @@ from titanic.client.batching import KEY_PREFIX
 from titanic.client.client import Client
 from titanic.client.flows import SUFFIX, FlowTree, flow_tree
 from titanic.errors import Forbidden, RequestFailed, TitanicError, UnknownRequest
-from titanic.protocol.answers import SUBMITTER_FIELDS, RequestInfo
+from titanic.protocol.answers import BODY_GONE, SUBMITTER_FIELDS, RequestInfo
 from titanic.protocol.documents import FailureGroupInfo, JobConditions
 from titanic.protocol.submit_options import DEFAULT_PRIORITY
 from titanic.protocol.tsp import Frames
@@ -270,6 +270,8 @@ def show(uuid: str, body: bool, as_json: bool, **where: Any) -> None:
         row, frames = source.show(uuid), list[bytes]()
         if body:
             frames = source.body(uuid) if isinstance(source, Files) else source.look(uuid, None).body
+            if not frames and not as_json:
+                raise TitanicError(f"request {uuid} has no body", BODY_GONE)
             if not as_json:
                 print_body(_indented(frames) if sys.stdout.isatty() else frames)
                 return

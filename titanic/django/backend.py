@@ -24,7 +24,7 @@ from django.utils.module_loading import import_string
 from titanic.django.project import DjangoTasks, setup
 from titanic.errors import CallerError, InvalidRequest, RequestFailed, UnknownRequest
 from titanic.jobs.context import Cancelled, Failed, Retry, current
-from titanic.protocol.answers import RequestInfo
+from titanic.protocol.answers import BODY_GONE, RequestInfo
 from titanic.protocol.submit_options import SharedOptions, SubmitOptions
 from titanic.tasks import InvalidArguments, Submission, TaskFailed
 from titanic.tasks.task_errors import describe
@@ -142,7 +142,7 @@ class TitanicBackend(BaseTaskBackend):
         try:
             info, body, _ = client.look(result_id, None)
             if not body:
-                raise UnknownRequest("its body was deleted when it succeeded", "keep_body is never")
+                raise UnknownRequest(BODY_GONE)
             definition = self.app.definitions[info["service"]]
             path, args, kwargs, using = definition.values.read(body[0]).args
             result = self._result(self._task(path, using), info["uuid"], args, kwargs)

@@ -166,6 +166,9 @@ SUBMITTER_FIELDS = {
 """Texts about the submitter, by their names in RequestInfo; each is absent when it is empty."""
 
 
+BODY_GONE = "its body was deleted when it succeeded, by keep_body"
+
+
 def standing(row: RequestInfo) -> str:
     """What is known of a request that has not ended, for a message."""
     text = f"it is {row['state']}"

@@ -19,7 +19,7 @@ from titanic.aio import Client
 from titanic.client.batching import KEY_PREFIX
 from titanic.client.request_queue import Found as FoundUuid
 from titanic.errors import Forbidden, InvalidRequest, RequestFailed, TimedOut, TitanicError, UnknownRequest
-from titanic.protocol.answers import RequestInfo
+from titanic.protocol.answers import BODY_GONE, RequestInfo
 from titanic.protocol.messages import AnyState, read
 from titanic.protocol.tsp import Frames
 from titanic.util.text import quoted
@@ -206,6 +206,8 @@ async def get_body(request: Request) -> Response:
         found = await visitor_of(request).client.look(uuid, None)
     except UnknownRequest:
         raise unknown_request(uuid) from None
+    if not found.body:
+        raise HTTPProblem(410, BODY_GONE)
     return frames_response(found.body, type=found.info.get("type", ""))
 
 

@@ -21,7 +21,7 @@ from starlette.routing import Route
 from titanic.client.batching import KEY_PREFIX
 from titanic.client.flows import SUFFIX, FlowTree, flow_tree
 from titanic.errors import InvalidRequest, TitanicError, UnknownRequest
-from titanic.protocol.answers import SUBMITTER_FIELDS, Look, RequestInfo
+from titanic.protocol.answers import BODY_GONE, SUBMITTER_FIELDS, Look, RequestInfo
 from titanic.protocol.tsp import Frames
 from titanic.util import ids
 from titanic.util.text import counted, printable
@@ -277,7 +277,7 @@ async def _look_again(request: Request) -> Look:
     if is_internal(row["service"]):
         raise HTTPProblem(400, f"requests of {row['service']} only record a state; there is nothing to run")
     if not row["body_frames"]:
-        raise HTTPProblem(410, "it cannot be run again: its body was deleted when it succeeded, by keep_body")
+        raise HTTPProblem(410, f"it cannot be run again: {BODY_GONE}")
     if not is_whole(found):
         fact = f"its body has {size(row['body_bytes'])}; the limit here is {size(MAX_AGAIN)}"
         raise HTTPProblem(413, f"it cannot be run again from here: {fact}; download the body and submit it")

@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+from support.cli_titanic import here
 from support.pages import Page
 from support.serving import QUICK
 from support.waiting import until
@@ -284,6 +285,16 @@ def test_the_reply_comes_at_once_when_it_is_preferred(http: httpx.Client, worker
     assert answer.headers["preference-applied"] == "wait=30"
     assert answer.headers["content-type"] == "text/plain; charset=utf-8"
     assert http.get(f"{answer.headers['location']}/reply").content == b"hello"
+
+
+def test_a_body_that_is_not_kept_is_gone(http: httpx.Client, worker: Worker, server: Server) -> None:
+    answer = http.post(SUBMIT, content=b"x", headers={"Titanic-Keep-Body": "never", "Prefer": "wait=60"})
+    uuid = answer.headers["location"].rpartition("/")[2]
+    body = http.get(f"/v1/requests/{uuid}/body")
+    fault = "its body was deleted when it succeeded, by keep_body"
+    assert (answer.status_code, body.status_code, body.json()["detail"]) == (200, 410, fault)
+    shown = here("show", uuid, "--body", "--endpoint", server.endpoints[0])
+    assert (shown.code, shown.err) == (1, f"titanic: request {uuid} has no body; {fault}\n")
 
 
 def test_a_reply_that_does_not_come_in_time_is_fetched_later(
