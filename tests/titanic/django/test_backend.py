@@ -16,7 +16,7 @@ from support import django_shop as shop
 from support.waiting import until
 
 from titanic import Client, Server
-from titanic.django.backend import TaskResultDoesNotExist, TitanicBackend, app_of, priority_of, task_backends
+from titanic.django.backend import _APPS, TaskResultDoesNotExist, TitanicBackend, app_of, priority_of, task_backends
 from titanic.errors import CallerError
 
 pytestmark = pytest.mark.settings(max_attempts=3)
@@ -35,6 +35,7 @@ def backend(request: pytest.FixtureRequest, server: Server) -> Iterator[TitanicB
     with override_settings(TASKS=tasks_of(server, **getattr(request, "param", {}))):
         yield task_backends["default"]
         task_backends["default"].app.client.disconnect()
+        _APPS.clear()  # the next server may have the same port
 
 
 @pytest.fixture
