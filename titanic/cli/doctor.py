@@ -195,7 +195,8 @@ class Doctor:
         found = observe(client)
         code, problems = judge(found, self._reach.timeout, None, None)
         for problem in problems:
-            self._add("server", problem, "titanic status shows what fills it" if "full" in problem else "", ok=False)
+            advice = "titanic status shows what fills it" if "full" in problem or "space" in problem else ""
+            self._add("server", problem, advice, ok=False)
         if not code:
             text = f"{', '.join(self._reach.endpoint)} answered in {duration(found.took)}"
             self._add("server", f"{text}; {found.waiting or 0} waiting, {found.document['running']} running", ok=True)

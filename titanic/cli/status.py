@@ -361,7 +361,7 @@ def _service(name: str, row: Mapping[str, Any], last: float) -> tuple[str, ...]:
 
 
 def _percentiles(times: Percentiles | None) -> str:
-    return "–" if times is None else f"{times['p50']:.2g} {times['p90']:.2g} {times['p99']:.2g} s"
+    return "–" if times is None else ", ".join(map(duration, (times["p50"], times["p90"], times["p99"])))
 
 
 WARN_FULL_IN = 24 * 3600.0

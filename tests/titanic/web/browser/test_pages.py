@@ -203,6 +203,7 @@ def test_a_user_signs_in_and_out(chromium: Chromium, tmp_path: Path) -> None:
         see(page, "Overview")
         page.goto("/users")
         see(page, "Denied actions", 2)
+        assert page.locator("header").bounding_box()["height"] < 70, "one line"  # type: ignore[index]
         expect(page.get_by_role("row", name="alice titanic.stats")).to_be_visible()
         window.check(page, 403)
         window.close()
