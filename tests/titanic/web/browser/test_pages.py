@@ -201,9 +201,10 @@ def test_a_user_signs_in_and_out(chromium: Chromium, tmp_path: Path) -> None:
         page.get_by_label("Token").fill(TOKENS["chief"])
         page.get_by_role("button", name="Sign in").click()
         see(page, "Overview")
+        expect(page.get_by_role("button", name="Pause updates")).to_be_visible()
+        assert page.locator("header").bounding_box()["height"] < 70, "one line"  # type: ignore[index]
         page.goto("/users")
         see(page, "Denied actions", 2)
-        assert page.locator("header").bounding_box()["height"] < 70, "one line"  # type: ignore[index]
         expect(page.get_by_role("row", name="alice titanic.stats")).to_be_visible()
         window.check(page, 403)
         window.close()
