@@ -16,7 +16,7 @@ from starlette.routing import Route
 from titanic.aio import Client
 from titanic.facts.service_health import POISON, RECENTLY, is_failing, is_slow, outcomes
 from titanic.protocol.answers import RequestInfo
-from titanic.protocol.documents import FactsInfo, Filling, ServiceFacts, StoreStats
+from titanic.protocol.documents import FactsInfo, Filling, NodeInfo, ServiceFacts, StoreStats
 from titanic.web.app_state import app_state, visitor_of
 from titanic.web.pages.forms import NotPermitted, unless_forbidden
 from titanic.web.pages.services import ServiceRow, services_of
@@ -81,13 +81,16 @@ async def overview(request: Request) -> Response:
     poison = await unless_forbidden(
         "requests that failed", state.cache.get(request, "poison", _poison, visitor.client, ttl=MAX_CACHE_TTL)
     )
+    nodes = await state.cache.get(request, "nodes", visitor.client.nodes) if "other_nodes" in sample.stats else None
     now = time.time()
     return state.page(
         request,
         "overview.html",
         stats=sample.stats,
         rates={} if facts is None else {name: current(facts, facts["total"], name, now) for name in RATES},
-        health=assess(sample, services, failing, known, [] if isinstance(poison, NotPermitted) else poison),
+        health=assess(
+            sample, services, failing, known, [] if isinstance(poison, NotPermitted) else poison, nodes or ()
+        ),
         oldest=None if isinstance(oldest, NotPermitted) else oldest,
         missing=[oldest] if isinstance(oldest, NotPermitted) else [],
         services=busiest,
@@ -155,6 +158,7 @@ def assess(
     failing: Mapping[str, ServiceFacts],
     hour: Mapping[str, ServiceFacts],
     poison: Sequence[RequestInfo] = (),
+    nodes: Sequence[NodeInfo] = (),
 ) -> QueueHealth:
     """Report what `titanic health` would, and what needs an operator's attention. `hour`: what services did in the
     last hour. `poison`: requests that killed their workers."""
@@ -176,6 +180,9 @@ def assess(
     slow = [one for one in waiting if not one.paused and _is_slow(one, hour.get(one.name))]
     recently = f"Failing in the last {RECENTLY / 60:.0f} minutes: {{}}."
     found = {
+        "Nodes that ended with requests in flight: {}. Start them again.": [
+            _link("/store", node["name"], f"{node['running']:,} running") for node in nodes if node["lease"] is None
+        ],
         "No workers: {}. Start one, or find out why they left.": [_waits(one) for one in waiting if one.lacks_workers],
         "Paused with requests waiting: {}. Resume each on its page.": [_waits(one) for one in waiting if one.paused],
         "Slower than usual, with all workers busy: {}. See how long they run, or add workers.": [*map(_waits, slow)],
