@@ -22,6 +22,7 @@ from support.serving import serving
 
 from broker import Handler, RemoteError, Worker, WorkerConfig
 from titanic import Client, current
+from titanic.protocol.documents import ScheduleReport
 from titanic.schedules import Schedule
 from titanic.schedules.scheduler import pause_schedule, submit_tick
 from titanic.web.serving import WebServer
@@ -100,6 +101,12 @@ class Demo:
             now = schedule.ticks.last(client.clock(), ticks)
             for tick in now:
                 submit_tick(client, schedule, tick)
+        hour, day = (client.clock() // length * length for length in (3600, 86_400))
+        reports: list[ScheduleReport] = [
+            {"name": "nightly-backup", "service": "backup", "when": "0 0 * * *", "tz": "UTC", "next": day + 86_400},
+            {"name": "hourly-report", "service": "digest", "when": "every 3600 s", "tz": "UTC", "next": hour + 3600},
+        ]
+        client.register_schedules(reports)
         pause_schedule(client, "weekly-cleaning")
         client.submit("report", b'{"month": "2026-11"}', limit=3600)
         for n in range(40):
