@@ -399,6 +399,12 @@ class ClaimsCore:
                 mine.append(place)
         return mine
 
+    def keep(self, places: Iterable[Place]) -> None:
+        """The store keeps these for their workers."""
+        for place in places:
+            if (hold := self.holds.get(place.uuid)) is not None:
+                hold.kept = True
+
     def unkept(self, uuids: Container[bytes]) -> list[Place]:
         """Return those of these requests that the store does not keep for their workers yet."""
         flying = [hold for hold in self.holds.values() if hold.state is ClaimState.FLYING and not hold.kept]

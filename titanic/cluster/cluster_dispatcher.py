@@ -12,7 +12,7 @@ from typing import Any, cast
 from broker import Loop, earliest
 from titanic.cluster.background import BackgroundRead, BackgroundReader, ClusterMaintenance, DueRead
 from titanic.cluster.node import ClaimingNode, Host, LeaseAnswer, WaitingRead
-from titanic.cluster.node_writes import ClaimWrite, NodeWrite, ReleaseWrite, TakeOverWrite
+from titanic.cluster.node_writes import ClaimWrite, KeepWrite, NodeWrite, ReleaseWrite, TakeOverWrite
 from titanic.cluster.notifications import Cluster, ClusterRead, NodesRead, RecallsRead, SettleWrite, WithdrawRecalled
 from titanic.cluster.shared_settings import LimitsRead, ServiceSettingsCache, SettingsRead, SharedLimits
 from titanic.commit.writer import Writer
@@ -167,6 +167,8 @@ class ClusterDispatcher(Dispatcher):
                 node.released(notice)
             case TakeOverWrite():
                 node.returning.answered(notice)
+            case KeepWrite() if notice.error is None:
+                node.claims.keep(notice.places)
             case LeaseAnswer():
                 node.answered(notice)
             case WaitingRead():

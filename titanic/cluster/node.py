@@ -300,6 +300,7 @@ class ClaimingNode:
 
     def _renewed(self, op: Renew, answer: Renewed) -> None:
         self._settings.refresh()
+        self.returning.keep()
         drains = self.claims.draining
         self.claims.renewed(op, answer, elapsed())
         if self.claims.draining and not drains:

@@ -132,10 +132,10 @@ class KeepWrite(NodeWrite):
 
     def __init__(self, inbox: Inbox[NodeWrite], incarnation: int, places: Sequence[Place]) -> None:
         super().__init__(inbox)
-        self._incarnation, self._places = incarnation, places
+        self._incarnation, self.places = incarnation, places
 
     def apply(self, transaction: WriteTransaction, now_us: int) -> None:
-        cast(NodeTransaction, transaction).keep(self._incarnation, self._places)
+        cast(NodeTransaction, transaction).keep(self._incarnation, self.places)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self.places)

@@ -93,10 +93,13 @@ class ReturningWorkers:
         """Return whether a request is known to be with a worker."""
         return self._transport is not None and self._transport.worker_of(uuid) is not None
 
-    def keep(self, deliveries: Deliveries) -> None:
-        """Keep for their workers what these have when this node ends."""
-        claims = self._claims
-        if claims.writes and claims.lease.incarnation is not None and (places := claims.unkept(deliveries)):
+    def keep(self) -> None:
+        """Keep for their workers what these have if this node ends, as far as it was not claimed for them: it was sent
+        ahead, or another worker had it first."""
+        claims, deliveries = self._claims, self._deliveries
+        if deliveries is None or not claims.writes or claims.lease.incarnation is None:
+            return
+        if places := claims.unkept(deliveries):
             self._writer.enqueue(KeepWrite(self._inbox, claims.lease.incarnation, places))
 
     def poll(self, now: float) -> None:

@@ -263,7 +263,7 @@ class Server:
         if self.dispatcher.deliveries is not None:
             self.front.end_soon()
             if self.node is not None:
-                self.dispatcher.call(self.node.returning.keep, self.dispatcher.deliveries)
+                self.dispatcher.call(self.node.returning.keep)
         self.dispatcher.stop()
         self._reader.stop()
         self.writer.stop()

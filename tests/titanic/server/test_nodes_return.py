@@ -19,6 +19,7 @@ from support.node_settings import node_config
 from support.ports import free_port
 from support.postgres import needs_postgres, shared_server
 from support.processes import SUPPORT, Process
+from support.raw_mdp import raw_worker
 from support.relay import relay
 from support.torture import LONG, figures, tally
 from support.waiting import until
@@ -189,6 +190,35 @@ def test_what_a_killed_node_has_given_out_waits_for_its_worker(nodes: Nodes) -> 
             assert client.show(uuids[0])["attempts"] == 1
         assert resumed(two) == 0
     assert (work.begun, other.begun) == ([(b"0", 1, 1)], [(b"1", 1, 1), (b"2", 1, 1)])
+
+
+def test_what_was_not_claimed_for_a_worker_waits_for_it_too(nodes: Nodes) -> None:
+    """Another one had it first, which keeps nothing."""
+    work, other = Handler(), Handler()
+    other.go.set()
+    node = nodes.process(0, 2.0)
+    with relay(nodes.endpoints[0]) as line, nodes.client(0) as client:
+        with raw_worker(nodes.endpoints[0], b"echo") as first:
+            uuid = client.submit("echo", b"0")
+            first.take()
+            worker = nodes.worker_at(work, line.endpoint)
+            until(lambda: worker.registered)
+            first.leave()
+            until(lambda: work.begun)
+        until(nodes.kept)
+        two = nodes.here(1, 2.0)
+        node.kill()
+        line.down()
+        nodes.worker(other, 1)
+        assert two.node is not None
+        until(lambda: nodes.living() == {two.node.incarnation()})
+        with nodes.client(1) as there:
+            there.wait(there.submit("echo", b"1"), 60)  # claimed after the lease
+        nodes.process(0, 2.0)
+        line.up()
+        work.go.set()
+        assert client.wait(uuid, 60) == [b"part", b"done:0"]
+    assert (work.begun, other.begun) == ([(b"0", 1, 2)], [(b"1", 1, 1)])
 
 
 def test_a_worker_that_does_not_come_in_time(nodes: Nodes) -> None:
