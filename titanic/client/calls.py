@@ -191,7 +191,7 @@ class Calls:
         self._asked_again = 0
         self._only_rfc9: bool | None = None
         self._look_after = float("-inf")
-        self._has_audit: bool | None = None
+        self._has_audit = False
 
     @property
     def sent_again(self) -> int:
@@ -230,9 +230,9 @@ class Calls:
         via = VIA.get()
         if not via or service not in tsp.STATED or self._only_rfc9 is not False:
             return []
-        if self._has_audit is None:
+        if not self._has_audit:  # perhaps the queue was not there yet
             with suppress(broker.BrokerError):  # without an answer, the call itself raises it
-                self._has_audit = await self._has(tsp.AUDIT, min(timeout, LEAST_LOOK))
+                self._has_audit = await self._has(tsp.AUDIT, timeout)
         return [tsp.VIA + via.encode()] if self._has_audit else []
 
     async def _lacks_submit(self, timeout: float) -> bool:
