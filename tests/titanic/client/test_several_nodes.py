@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import os
 import signal
 import threading
@@ -152,11 +153,11 @@ def test_it_does_not_drain_whichever_it_meets() -> None:
 
 def accepted(client: Client, body: str) -> str | None:
     """The UUID of a request; None: its node has not tried its database again since that is back, which it does once a
-    second."""
+    second, or its services have not heard of that yet."""
     try:
         return client.submit("echo", body)
     except Refused as refused:
-        if "can't be reached" not in str(refused):
+        if not re.search("can't be reached|use another node", str(refused)):
             raise
     return None
 
