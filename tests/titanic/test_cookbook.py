@@ -115,7 +115,6 @@ def plain_block(section: str) -> str:
 
 
 def test_flask(server: Server) -> None:
-    pytest.importorskip("flask")
     bills: dict[str, Any] = {"__name__": "bills"}
     exec(plain_block("Flask").replace("tcp://127.0.0.1:5555", server.endpoints[0]), bills)
     browser = bills["site"].test_client()
