@@ -12,7 +12,6 @@ spans and metrics go.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
@@ -58,9 +57,13 @@ class Operation:
 OFF = Operation()
 """Shared: operations that are not recorded."""
 
-log = logging.getLogger(__name__)
-
 P = ParamSpec("P")
+
+
+def _report_failed(what: str) -> None:
+    import logging  # each client loads this module; most of them log nothing
+
+    logging.getLogger(__name__).warning("OpenTelemetry failed; %s is not recorded", what, exc_info=True)
 
 
 def _else_off(make: Callable[P, Operation]) -> Callable[P, Operation]:
@@ -71,7 +74,7 @@ def _else_off(make: Callable[P, Operation]) -> Callable[P, Operation]:
         try:
             return make(*args, **kwargs)
         except Exception:
-            log.warning("OpenTelemetry failed; an operation is not recorded", exc_info=True)
+            _report_failed("an operation")
             return OFF
 
     return made
@@ -220,7 +223,7 @@ class _Recorded(Operation):
         try:
             self._end(kind, error, time.perf_counter() - self._began)
         except Exception:  # what was done is done
-            log.warning("OpenTelemetry failed; the end of an operation is not recorded", exc_info=True)
+            _report_failed("the end of an operation")
 
     def _end(self, kind: type[BaseException] | None, error: BaseException | None, took: float) -> None:
         labels = self._labels
