@@ -391,8 +391,10 @@ class Dispatcher(Channel):
                     transport.recall_request(uuid, now)
                 case AskWorkers(services):
                     transport.ask_presence(services, now)
+                    self._fetch_at = 0.0  # a broker in this process has answered: perhaps there is more to send
                 case Survey():
                     transport.survey(now)
+                    self._fetch_at = 0.0
                 case Maintain():
                     self.maintenance.begin()
                 case Certain(uuid):

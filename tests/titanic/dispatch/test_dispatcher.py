@@ -12,6 +12,7 @@ from broker import Loop
 from titanic import ServerConfig
 from titanic.commit.writer import Writer
 from titanic.dispatch.attempts import Finish, Send
+from titanic.dispatch.core import DispatchCore
 from titanic.dispatch.dispatcher import Dispatcher
 from titanic.dispatch.maintenance import PAUSE_US, STEP, MaintenanceWrite
 from titanic.dispatch.outcomes import OutcomeWrite
@@ -31,6 +32,8 @@ class Transport:
     def __init__(self) -> None:
         self.told: list[str] = []
         self.sent: list[Send] = []
+        self.presence: DispatchCore | None = None
+        """To which it says at once that a service has two workers."""
 
     def send_requests(self, sends: Sequence[Send], now: float) -> None:
         self.sent += sends
@@ -38,7 +41,10 @@ class Transport:
     def recall_request(self, uuid: bytes, now: float) -> None:
         self.told.append(f"recall {uuid.hex()}")
 
-    def ask_presence(self, names: Sequence[bytes], now: float) -> None: ...
+    def ask_presence(self, names: Sequence[bytes], now: float) -> None:
+        if self.presence is not None:
+            for name in names:
+                self.presence.present(name, 2, now)
 
     def survey(self, now: float) -> None: ...
 
@@ -94,6 +100,20 @@ def test_what_was_closed_is_not_wanted_any_more_before_a_broker_is_found_dead(st
     rounds.next()
     assert rounds.transport.told == [f"recall {send.uuid.hex()}", "deliver"]
     rounds.dispatcher.loop.stop()
+
+
+def test_workers_that_a_round_hears_of_at_its_end_have_work_at_once(store: Store) -> None:
+    """A broker in this process answers in the round; perhaps there is no other one for a while."""
+    rounds = Rounds(store, {}, b"x")
+    dispatcher = rounds.dispatcher
+    dispatcher.tick(time.monotonic())
+    rounds.submit(b"echo", b"1", b"2")
+    dispatcher.core.present(b"echo", 1, 0.0)
+    rounds.transport.presence = dispatcher.core
+    assert rounds.next() == [b"echo"]
+    assert dispatcher.next_deadline() == 0.0
+    assert rounds.next() == [b"echo"]
+    assert dispatcher.next_deadline() != 0.0
 
 
 def test_a_request_that_two_changes_hold_is_sent_after_both(store: Store) -> None:
