@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Container, Sequence
 from itertools import chain
 from typing import Protocol
 
@@ -132,19 +132,19 @@ class LocalFetch:
         sure_us = self._clock.observe(self._now_us())
         try:
             with self._reading, self._store.read() as transaction:
+                flights, held = self._core.flights, self._held
+                skip: Container[bytes] = flights.keys() | held.keys() if held else flights
                 for service, after, limit in fetches:
                     if left <= 0:
                         break
                     try:
-                        most = limit + len(self._held)  # those delay no other
-                        rows = transaction.next_ready(service, after, most, left, skip=self._core.flights)
+                        rows = transaction.next_ready(service, after, limit, left, skip=skip)
                     except RecordCorrupt as damage:
                         self._damage.failed(damage)
                         self._core.damaged(service, damage.uuid, str(damage), now)
                     else:
                         left -= sum(map(len, chain.from_iterable([row.body for row in rows])))
-                        found = [row for row in rows if row.uuid not in self._held] if self._held else rows
-                        self._core.fetched(service, found, now, sure_us, more=rows.more)
+                        self._core.fetched(service, rows, now, sure_us, more=rows.more)
             self._unread.recovered()
         except StoreError as error:
             self._unread.failed(error)

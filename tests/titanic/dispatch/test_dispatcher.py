@@ -14,6 +14,7 @@ from titanic.commit.writer import Writer
 from titanic.dispatch.attempts import Finish, Send
 from titanic.dispatch.core import DispatchCore
 from titanic.dispatch.dispatcher import Dispatcher
+from titanic.dispatch.fetching import FETCH_BYTES
 from titanic.dispatch.maintenance import PAUSE_US, STEP, MaintenanceWrite
 from titanic.dispatch.outcomes import OutcomeWrite
 from titanic.errors import StoreFailed
@@ -114,6 +115,20 @@ def test_workers_that_a_round_hears_of_at_its_end_have_work_at_once(store: Store
     assert dispatcher.next_deadline() == 0.0
     assert rounds.next() == [b"echo"]
     assert dispatcher.next_deadline() != 0.0
+
+
+def test_a_large_request_that_a_change_holds_delays_no_other(store: Store) -> None:
+    rounds = Rounds(store, {}, b"")
+    rounds.submit(b"echo", bytes(FETCH_BYTES), b"small")
+    rounds.dispatcher.core.present(b"echo", 2, 0.0)
+    with store.read() as transaction:
+        uuids = sorted(row.uuid for row in transaction.select())
+    assert rounds.dispatcher.hold(uuids[0])
+    assert rounds.next() == [b"echo"]
+    assert [send.body for send in rounds.transport.sent] == [[b"small"]]
+    rounds.dispatcher._take(Returned([b"echo"], [uuids[0]]))
+    assert rounds.next() == [b"echo"]
+    assert rounds.next() == []
 
 
 def test_a_request_that_two_changes_hold_is_sent_after_both(store: Store) -> None:
