@@ -89,8 +89,8 @@ class WorkerMetrics:
         outcome = outcome or _outcome(body)
         self._outcomes[name, outcome] += 1
         if outcome != RETURNED:
+            self._seconds[name] = self._seconds.get(name, 0.0) + ran  # first: `collect` finds it by the name of a run
             self._runs.setdefault(name, [0] * BUCKETS)[bucket(ran)] += 1
-            self._seconds[name] = self._seconds.get(name, 0.0) + ran
 
     def processes(self, ready: int, died: int, memory: int) -> None:
         """Note what a pool says of its processes."""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 import signal
+import sys
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 from support.cli_titanic import Running, here, running
@@ -12,6 +15,7 @@ from support.ports import free_port
 from support.scraping import Samples, ask, samples
 from support.waiting import PATIENCE, until
 
+from broker import Delivery
 from titanic import Client, Server
 from titanic.metrics import worker as worker_module
 from titanic.metrics.worker import WorkerMetrics
@@ -169,3 +173,25 @@ def test_an_upgrade_takes_the_address_over(server: Server, tmp_path: Path) -> No
             assert 'titanic_worker_running{service="slow"}' not in samples(base)
             (tmp_path / "go").touch()
             assert old.ends() == 0
+
+
+def test_metrics_can_be_read_at_any_moment_of_the_first_request_of_a_service() -> None:
+    metrics, delivery, reads = WorkerMetrics(), Delivery(b"", service=b"mail"), 0
+
+    def read(frame: FrameType, event: str, arg: Any) -> Any:
+        nonlocal reads
+        if frame.f_code.co_name != "ended":
+            return None
+        reads += bool(list(metrics.collect()))
+        return read
+
+    metrics.begun(delivery)
+    before = sys.gettrace()
+    sys.settrace(read)
+    try:
+        metrics.ended(delivery, [b"ok"], "succeeded")
+    finally:
+        sys.settrace(before)
+    assert reads > 3
+    run = next(one for one in metrics.collect() if one.name == "titanic_worker_run_seconds")
+    assert [sample.value for sample in run.samples if sample.name.endswith("_count")] == [1]
