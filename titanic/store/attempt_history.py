@@ -13,6 +13,7 @@ from __future__ import annotations
 import struct
 import zlib
 from base64 import b64encode
+from codecs import utf_8_decode
 from collections.abc import Sequence
 
 from msgspec import MsgspecError, json, msgpack
@@ -103,7 +104,9 @@ def with_replaced(
     """A history with a body that is replaced now, of which at most `most` bytes are kept."""
     frames = cut(body, min(most, MOST_REPLACED)) if most else []
     try:
-        texts, coded = [frame.decode() for frame in frames], False
+        whole = zip(frames, body, strict=False)  # a character that is cut is left out
+        texts = [utf_8_decode(frame, "strict", len(frame) == len(old))[0] for frame, old in whole]
+        coded = False
     except UnicodeDecodeError:
         texts, coded = [b64encode(frame).decode() for frame in frames], True
     one = ReplacedBody(replaced_at=now_us, bytes=sum(map(len, body)), frames=texts, base64=coded)

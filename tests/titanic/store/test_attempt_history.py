@@ -19,6 +19,7 @@ from titanic.store import (
     open_store,
     with_attempt,
 )
+from titanic.store.attempt_history import MOST_REPLACED, with_replaced
 from titanic.store.lmdb.store import LmdbStore
 from titanic.store.memory import MemoryStore
 
@@ -140,3 +141,11 @@ def test_the_oldest_make_way(store: Store) -> None:
         size = sum(len(value) + 64 for _, value in tx.facts(b"t"))
     assert room // 8 * 0.5 < size < room // 8 * 1.2
     assert left[-1] == b"t" + uuids[-1]
+
+
+def test_of_a_replaced_body_in_utf_8_the_beginning_stays_text() -> None:
+    text = "a" + "ü" * MOST_REPLACED  # its 16 KiB end in the middle of a character
+    (old,) = with_replaced(None, [text.encode()], NOW)["replaced"]
+    assert (old["frames"], old["base64"]) == ([text[: MOST_REPLACED // 2]], False)
+    assert old["bytes"] == len(text.encode())
+    assert with_replaced(None, ["ü".encode()[:1]], NOW)["replaced"][0]["base64"]
