@@ -222,6 +222,8 @@ class Cluster:
         """Whether a poll is under way, and whether another one is to follow soon."""
         self._began = 0.0
         """When the last poll began."""
+        self._others: float = math.inf
+        """How many other nodes there were at the last poll."""
         self._expected = WaitingCloses()
         """The closes that wait for other nodes."""
         self._over_since: dict[bytes, float] = {}
@@ -356,6 +358,9 @@ class Cluster:
             self._take_back_soon([(uuid, incarnation) for uuid, incarnation, _ in sight.recalls])
         self._found_recalled(answer.query.recalled, sight.recalled)
         self._know_namesakes(sight.namesakes)
+        if sight.others < self._others:  # what one that has ended had delayed may be due
+            self._dispatcher.maintenance.refresh_alarm()
+        self._others = sight.others
         news = self._line.alone and sight.others > 0
         self._line.alone = sight.others == 0
         if news:

@@ -26,6 +26,7 @@ from support.waiting import until
 from broker import BrokerConfig, Handler, MultiWorker, RemoteError, Worker
 from broker.core.mdp import error_body
 from titanic import Client, Server
+from titanic.dispatch.core import MAINTENANCE
 from titanic.errors import OutcomeUnknown, Refused, StoreTooNew, StoreTooOld
 from titanic.settings import ServiceLimits
 from titanic.store import NewRequest, Outcome, State, Status
@@ -331,6 +332,16 @@ def test_a_rolling_stop_executes_everything_once_and_waits_for_no_lease(cluster:
     assert len(set(cluster.replies(uuids))) == 100
     assert set(cluster.executed.values()) == {1}
     assert len(cluster.incarnations()) == 1
+
+
+def test_what_a_node_has_delayed_goes_on_when_it_has_ended(cluster: Cluster) -> None:
+    one, two = cluster.node(), cluster.node()
+    cluster.worker(two, "x", echo)
+    begun, timers = two.dispatcher.maintenance.clock_jumps, two.dispatcher.core.timers
+    until(lambda: begun.unchecked is None and timers.get(MAINTENANCE) is None)  # it knows that nothing is due
+    (uuid,) = cluster.submit(one, "x", b"x", delay=2.0)
+    one.stop()
+    assert cluster.replies([uuid]) == [b"x"]
 
 
 def test_what_a_node_gives_up_at_its_end_is_taken_over_at_once(cluster: Cluster) -> None:
