@@ -15,8 +15,9 @@ import zlib
 from base64 import b64encode
 from codecs import utf_8_decode
 from collections.abc import Sequence
+from typing import Any
 
-from msgspec import MsgspecError, json, msgpack
+from msgspec import MsgspecError, convert, json, msgpack
 
 from titanic.protocol.answers import AttemptHistory, FailedAttempt, ReplacedBody
 from titanic.protocol.tsp import cut
@@ -65,9 +66,13 @@ def sequence_of(key: bytes) -> int:
 def read_history(value: bytes) -> AttemptHistory | None:
     """What a row says; None: it makes no sense."""
     try:
-        return msgpack.decode(zlib.decompress(value), type=AttemptHistory)
+        row = msgpack.decode(zlib.decompress(value), type=dict[str, Any])
+        history = convert({"replaced": []} | row, AttemptHistory)  # which requires all of its keys if it is compiled
     except (zlib.error, MsgspecError):
         return None
+    if not history["replaced"]:
+        del history["replaced"]
+    return history
 
 
 def find_history(transaction: ReadTransaction, uuid: bytes) -> AttemptHistory | None:
