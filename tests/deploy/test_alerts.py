@@ -175,11 +175,17 @@ def fills_up(stage: Stage) -> Iterator[str]:
     yield "they were closed"
 
 
-def stuck(stage: Stage) -> Iterator[str]:
-    delay = ("-e", "trace=fdatasync", "-e", "inject=fdatasync:delay_exit=20000000:when=20")
-    stage.serve(program=("strace", "-D", "-f", "--seccomp-bpf", "-o", "/dev/null", *delay))
+def with_slow_syncs(stage: Stage, delay: int, when: str) -> Client:
+    """A server whose syncs take so many microseconds more: the 20th, or all from then on; and its client."""
+    syncs = ("-e", "trace=fdatasync", "-e", f"inject=fdatasync:delay_exit={delay}:when={when}")
+    stage.serve(program=("strace", "-D", "-f", "--seccomp-bpf", "-o", "/dev/null", *syncs))
     client = stage.client()
     client.submit("absent", b"x")
+    return client
+
+
+def stuck(stage: Stage) -> Iterator[str]:
+    client = with_slow_syncs(stage, 20_000_000, "20")
     yield "the disk answers"
     stage.keep(lambda: client.submit("absent", b"x"))
     yield "a sync hangs for 20 s"
@@ -253,10 +259,7 @@ def refusing(stage: Stage) -> Iterator[str]:
 
 
 def slow_disk(stage: Stage) -> Iterator[str]:
-    delay = ("-e", "trace=fdatasync", "-e", "inject=fdatasync:delay_exit=700000:when=20+")
-    stage.serve(program=("strace", "-D", "-f", "--seccomp-bpf", "-o", "/dev/null", *delay))
-    client = stage.client()
-    client.submit("absent", b"x")
+    client = with_slow_syncs(stage, 700_000, "20+")
     yield "the disk is quick"
     stage.keep(lambda: client.submit("absent", b"x"))
     yield "each sync takes 0.7 s"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -20,6 +21,7 @@ from support.waiting import until
 
 from broker import Broker, BrokerConfig, EndpointError, Worker, load_access, load_secret, new_keys
 from titanic import Client, UnknownRequest
+from titanic.client.calls import VIA
 from titanic.errors import Forbidden, KeyRefused, TimedOut
 from titanic.protocol.permissions import RULES
 from titanic.protocol.tsp import SERVICES
@@ -297,3 +299,24 @@ def test_who_waits_at_a_queue_apart_and_may_read_no_more_is_not_told(tmp_path: P
         assert in_force.wait(30)
         waiting.send_multipart([*wait[:3], b"0", wait[4]])
         assert told(waiting)[3:] == [b"300"]
+
+
+def test_a_client_that_was_there_before_the_queue_states_the_way(tmp_path: Path) -> None:
+    files = AccessFiles(tmp_path / "access", QUEUE + 'submit = ["*"]\nadmin = true\n')
+    mine, services = keys(files, "queue"), count()
+    before = VIA.set("page 192.0.2.7")
+
+    def acts(client: Client) -> list[tuple[str, str]]:
+        with suppress(TimedOut):  # no queue, or a busy machine
+            client.set_service(f"echo-{next(services)}", paused=True)
+            return [(one["way"], one["address"]) for one in client.audit()["acts"]]
+        return []
+
+    try:
+        with brokering(files) as endpoint, Client(endpoint, timeout=1, retries=0, **mine) as client:
+            assert not acts(client)
+            with serving(tmp_path, broker=endpoint, **mine) as server:
+                until(lambda: server.ready)
+                until(lambda: ("page", "192.0.2.7") in acts(client))
+    finally:
+        VIA.reset(before)
