@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
-from importlib import import_module
 from pathlib import Path
 from types import FrameType
 
@@ -91,8 +90,9 @@ async def metrics(request: Request) -> Response:
         "leases": (len(gateway.leases.quota), "Leases of workers by HTTP, and calls that wait for one."),
         "body_bytes": (len(state.bodies), "Memory used by bodies of requests."),
     }
-    made = import_module("titanic.metrics.gateway").GatewayFigures  # few ask for it
-    figures = made(state.answers.copy(), state.identity.refusals.copy(), held)
+    from titanic.metrics.gateway import GatewayFigures  # few ask for it
+
+    figures = GatewayFigures(state.answers.copy(), state.identity.refusals.copy(), held)
     body, kind = await asyncio.to_thread(figures.exposition, request.headers.get("accept", ""))
     return Response(body, headers={"Content-Type": kind})
 
