@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import pyomq
 import pytest
 import zmq
+from py4j import java_gateway, protocol
 from py4j.java_gateway import JavaGateway
 from py4j.protocol import Py4JJavaError
 from support.handshakes import address
@@ -221,7 +222,7 @@ def ask_by_hand(task: Task) -> None:
 
 
 @pytest.fixture(scope="session")
-def java() -> Iterator[Any]:
+def jeromq() -> Iterator[Any]:
     """Java's classes, with JeroMQ."""
     import pyspark  # takes a while
 
@@ -231,21 +232,30 @@ def java() -> Iterator[Any]:
     gateway.shutdown()
 
 
+@pytest.fixture
+def java(jeromq: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Once PySpark has started in this process, it translates the errors of each Java, and asks its own about them."""
+    monkeypatch.setattr(java_gateway, "get_return_value", protocol.get_return_value)
+    return jeromq
+
+
+def reached(peer: Any, to: bytes) -> bool:
+    """Whether JeroMQ's socket has taken the first frame of a message."""
+    try:
+        peer.sendMore(to)
+    except Py4JJavaError as error:
+        if error.java_exception.getErrorCode() != UNREACHABLE:
+            raise
+        return False
+    return True
+
+
 def ask_in_java(java: Any, task: Task, folder: Path) -> None:
     """JeroMQ. Bodies go to Java in a file, and are compared there: arrays would be copied to Python and back."""
     libzmq = java.org.zeromq.ZMQ
     context = libzmq.context(1)
     peer = context.socket(NUMBERS[task.kind])
     answered = java.java.nio.ByteBuffer.allocate(max(task.sizes) + 1)
-
-    def reached(to: bytes) -> bool:
-        try:
-            peer.sendMore(to)
-        except Py4JJavaError as error:
-            if error.java_exception.getErrorCode() != UNREACHABLE:
-                raise
-            return False
-        return True
 
     try:
         peer.setLinger(0)
@@ -259,7 +269,7 @@ def ask_in_java(java: Any, task: Task, folder: Path) -> None:
             (folder / "body").write_bytes(body)
             file = java.java.io.RandomAccessFile(str(folder / "body"), "r")
             asked = file.getChannel().map(java.java.nio.channels.FileChannel.MapMode.READ_ONLY, 0, len(body))
-            until(lambda: reached(task.head[0]))
+            until(lambda: reached(peer, task.head[0]))
             assert all(peer.sendMore(frame) for frame in task.head[1:])
             buffer = java.java.nio.ByteBuffer.allocate(len(body))
             buffer.put(asked)
@@ -325,6 +335,24 @@ def test_messages_of_all_sizes(
         ask_by_hand(what)
     else:
         run(in_c if peer == "C" else in_node, what, made)
+
+
+@pytest.fixture
+def spark_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pyspark.errors.exceptions.captured import install_exception_handler
+
+    monkeypatch.setattr(java_gateway, "get_return_value", java_gateway.get_return_value)  # as it is put back
+    install_exception_handler()
+
+
+@pytest.mark.parametrize("peer", [pytest.param("JeroMQ", marks=PEERS["JeroMQ"])])
+def test_an_error_in_java_is_known_after_spark_has_started(peer: str, spark_has_started: None, java: Any) -> None:
+    context = java.org.zeromq.ZMQ.context(1)
+    router = context.socket(NUMBERS["ROUTER"])
+    router.setRouterMandatory(True)
+    assert not reached(router, b"absent")
+    router.close()
+    context.term()
 
 
 def refused_cells() -> Iterator[Any]:
