@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import kubernetes_validate
 import psycopg
 import yaml
 from support.cli_titanic import CLEAN, here
@@ -111,6 +110,8 @@ def test_the_console_and_workers_in_kubernetes(tmp_path: Path) -> None:
 
 
 def test_kubernetes_knows_every_field() -> None:
+    import kubernetes_validate  # takes a second
+
     version = kubernetes_validate.latest_version()
     for document in KUBERNETES:
         kubernetes_validate.validate(document, version, strict=True)
