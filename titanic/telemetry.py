@@ -2,7 +2,8 @@
 Nothing of `opentelemetry` is imported before.
 
     send SERVICE       PRODUCER   a submission; its context travels as the `trace` of the request, unless one was given
-    process SERVICE    CONSUMER   an attempt, child of the sender's span, or of the given trace
+    create SERVICE     PRODUCER   if wanted: each request of a batch, whose own context travels; then `send` is CLIENT
+    process SERVICE    CONSUMER   an attempt, child of the span whose context travelled, or of the given trace
     receive SERVICE    CLIENT     asking or waiting for replies
     settle SERVICE     CLIENT     closing requests
 
@@ -17,6 +18,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from functools import lru_cache, wraps
+from itertools import repeat
 from typing import Any, ParamSpec, Self
 from urllib.parse import urlsplit
 
@@ -33,6 +35,7 @@ BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0,
 """Seconds: the boundaries that the conventions advise."""
 
 CONVERSATION = "messaging.message.conversation_id"
+CREATE = {"messaging.operation.name": "create", "messaging.operation.type": "create"}
 
 _FLOW: ContextVar[str] = ContextVar("FLOW", default="")
 """The flow of the request that is being processed."""
@@ -49,6 +52,10 @@ class Operation:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
         """It is over."""
+
+    def creating(self, requests: int) -> dict[str, Any]:
+        """Options of a message with the next so many requests of this submission."""
+        return {}
 
     def done(self, uuids: Sequence[str]) -> None:
         """These requests are stored."""
@@ -83,7 +90,7 @@ def _else_off(make: Callable[P, Operation]) -> Callable[P, Operation]:
 class Telemetry:
     """Makes spans and metrics. `opentelemetry` has no types here: they would have to be imported."""
 
-    def __init__(self, tracer_provider: Any, meter_provider: Any, endpoint: str | Sequence[str]) -> None:
+    def __init__(self, tracer_provider: Any, meter_provider: Any, endpoint: str | Sequence[str], creates: bool) -> None:
         try:
             from opentelemetry import context, metrics, trace
             from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -110,6 +117,7 @@ class Telemetry:
         """By the name of an operation: the kind of its span, the histogram of its durations, what counts its
         messages."""
         self._endpoint = _only(endpoint)
+        self._creates = creates
         self._remembered: OrderedDict[str, tuple[str, Any]] = OrderedDict()
 
     @_else_off
@@ -118,10 +126,11 @@ class Telemetry:
         name = service if isinstance(service, str) else service.decode(errors="replace")
         given, parent = options.get("trace"), None
         if given and not self.trace.get_current_span().get_span_context().is_valid:
-            parent = self._context(given)
-        operation = _Recorded(self, "send", name, endpoint, parent=parent)
-        if not given and (trace := self.traceparent(operation.span)):
-            options["trace"] = trace
+            parent = self._context(given, options.get("tracestate", ""))
+        creates = self._creates and not given and messages != 1
+        operation = _Recorded(self, "send", name, endpoint, parent=parent, creates=creates)
+        if not given:
+            options |= self.carried(operation.span)
         operation.is_batch = messages != 1
         return operation
 
@@ -148,7 +157,7 @@ class Telemetry:
         request = current_or_none()
         if not request:
             return OFF
-        parent = self._context(request.trace)
+        parent = self._context(request.trace, request.tracestate)
         links = [self.trace.Link(self.trace.get_current_span(parent).get_span_context())] if request.trace else []
         operation = _Recorded(
             self, "process", request.service, self._endpoint, parent=parent, links=links, uuids=[request.uuid]
@@ -156,21 +165,21 @@ class Telemetry:
         operation.messages = 1
         return operation
 
-    def remember(self, service: str, uuids: Iterable[str], span: Any) -> None:
-        """Note with which span requests were sent."""
-        for uuid in uuids:
-            self._remembered[plain(uuid)] = service, span.get_span_context()
+    def remember(self, service: str, uuids: Iterable[str], contexts: Iterable[Any]) -> None:
+        """Note requests, each with the context of its span."""
+        for uuid, context in zip(uuids, contexts, strict=False):
+            self._remembered[plain(uuid)] = service, context
         while len(self._remembered) > MOST_REMEMBERED:
             self._remembered.popitem(last=False)
 
-    def traceparent(self, span: Any) -> str:
-        """The context of a span; empty if it has none."""
+    def carried(self, span: Any) -> dict[str, str]:
+        """The context of a span, as options of a request: `trace`, and `tracestate` if there is one."""
         carrier: dict[str, str] = {}
         self._propagator.inject(carrier, self.trace.set_span_in_context(span))
-        return carrier.get("traceparent", "")
+        return {name.replace("traceparent", "trace"): text for name, text in carrier.items()}
 
-    def _context(self, trace: str) -> Any:
-        return self._propagator.extract({"traceparent": trace}, self.context.Context())
+    def _context(self, trace: str, state: str) -> Any:
+        return self._propagator.extract({"traceparent": trace, "tracestate": state}, self.context.Context())
 
 
 class _Recorded(Operation):
@@ -188,6 +197,7 @@ class _Recorded(Operation):
         parent: Any = None,
         links: Sequence[Any] = (),
         uuids: Sequence[str] = (),
+        creates: bool = False,
     ) -> None:
         self._telemetry, self._name, self._service = telemetry, name, service
         self._labels = {"messaging.system": "titanic", "messaging.operation.name": name} | _server(endpoint)
@@ -197,6 +207,8 @@ class _Recorded(Operation):
         if flow := _FLOW.get():
             attributes[CONVERSATION] = flow
         kind, self._durations, self._counter = telemetry.kinds[name]
+        self._creates, self._created = creates, list[Any]()
+        kind = telemetry.trace.SpanKind.CLIENT if creates else kind
         self.span = telemetry.tracer.start_span(f"{name} {service}".strip(), parent, kind, attributes, links)
         self._name_request(uuids)
         self._token: Any = None
@@ -206,10 +218,27 @@ class _Recorded(Operation):
         if len(uuids) == 1:
             self.span.set_attribute("messaging.message.id", plain(uuids[0]))
 
+    def creating(self, requests: int) -> dict[str, Any]:
+        try:
+            traces = [self._create() for _ in range(requests if self._creates else 0)]
+        except Exception:
+            _report_failed("what creates requests")
+            return {}
+        return {"traces": traces} if any(traces) else {}
+
+    def _create(self) -> str:
+        kind, attributes = self._telemetry.trace.SpanKind.PRODUCER, self._labels | CREATE
+        span = self._telemetry.tracer.start_span(f"create {self._service}", None, kind, attributes)
+        span.end()
+        self._created.append(span.get_span_context())
+        self.span.add_link(self._created[-1])
+        return self._telemetry.carried(span).get("trace", "")
+
     def done(self, uuids: Sequence[str]) -> None:
         self.messages = len(uuids)
         self._name_request(uuids)
-        self._telemetry.remember(self._service, uuids, self.span)
+        contexts = self._created if len(self._created) == len(uuids) else repeat(self.span.get_span_context())
+        self._telemetry.remember(self._service, uuids, contexts)
 
     def __enter__(self) -> Self:
         if self._name == "process":  # what a handler does is part of it
@@ -245,14 +274,16 @@ on: Telemetry | None = None
 """What records; None: nothing does."""
 
 
-def instrument(tracer_provider: Any = None, meter_provider: Any = None, *, endpoint: str | Sequence[str] = "") -> None:
+def instrument(
+    tracer_provider: Any = None, meter_provider: Any = None, *, endpoint: str | Sequence[str] = "", create: bool = False
+) -> None:
     """Record what the clients and workers of this process do from now on, with OpenTelemetry's global providers unless
-    others are given. `endpoint`: the broker of its workers, for `server.address` of their spans. Raises TitanicError
-    without opentelemetry-api."""
+    others are given. `endpoint`: the broker of its workers, for `server.address` of their spans. `create`: whether
+    each request of a batch gets a span. Raises TitanicError without opentelemetry-api."""
     from broker import Delivery  # a client does not load what workers need
 
     global on  # noqa: PLW0603
-    on = Delivery.observer = Telemetry(tracer_provider, meter_provider, endpoint)
+    on = Delivery.observer = Telemetry(tracer_provider, meter_provider, endpoint, create)
 
 
 def sending(endpoint: str, service: bytes | str, options: dict[str, Any], messages: int | None) -> Operation:
@@ -279,7 +310,7 @@ def note_flow(uuid: str) -> None:
 
 def current_trace() -> str:
     """The `traceparent` of what is being processed, for programs that it starts; empty if it is not recorded."""
-    return "" if on is None else on.traceparent(on.trace.get_current_span())
+    return "" if on is None else on.carried(on.trace.get_current_span()).get("trace", "")
 
 
 def _only(endpoints: str | Sequence[str]) -> str:

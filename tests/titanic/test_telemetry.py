@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,16 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.semconv._incubating.attributes import messaging_attributes
 from opentelemetry.semconv._incubating.metrics import messaging_metrics
 from opentelemetry.semconv.attributes import error_attributes, server_attributes
-from opentelemetry.trace import SpanKind, StatusCode
+from opentelemetry.trace import (
+    Link,
+    NonRecordingSpan,
+    SpanContext,
+    SpanKind,
+    StatusCode,
+    TraceFlags,
+    TraceState,
+    use_span,
+)
 from support.flows import disconnect
 from support.ports import free_port
 from support.trace_picture import draw, record
@@ -84,6 +94,10 @@ def facts(span: ReadableSpan) -> dict[str, Any]:
 
 def of(one: ReadableSpan) -> tuple[int, int]:
     return one.context.trace_id, one.context.span_id
+
+
+def of_link(link: Link) -> tuple[int, int]:
+    return link.context.trace_id, link.context.span_id
 
 
 def parent(one: ReadableSpan) -> tuple[int, int]:
@@ -161,10 +175,22 @@ def test_a_retry_that_does_not_count_is_no_error(client: Client, recorded: Recor
 
 
 def test_a_given_trace_is_kept(client: Client, recorded: Recorded, worker: Worker) -> None:
-    uuid = client.submit("upper", b"abc", trace=TRACE)
+    uuid = client.submit("upper", b"abc", trace=TRACE, tracestate="a=1")
     client.wait(uuid, timeout=60)
     until(lambda: recorded.spans("process"))
     assert parent(recorded.spans("process")[0]) == parent(recorded.spans("send")[0]) == (7, 9)
+    assert [one.context.trace_state.to_header() for one in recorded.spans()[:2]] == ["a=1", "a=1"]
+
+
+def test_a_tracestate_travels(client: Client, recorded: Recorded, worker: Worker) -> None:
+    above = SpanContext(7, 9, True, TraceFlags(1), TraceState([("a", "1"), ("b", "2")]))
+    with use_span(NonRecordingSpan(above)):
+        uuids = [client.submit("upper", b"abc"), *client.submit_many("upper", [b"d", b"e"])]
+    assert len([*client.replies(uuids, timeout=60)]) == 3
+    assert {client.show(uuid)["tracestate"] for uuid in uuids} == {"a=1,b=2"}
+    until(lambda: len(recorded.spans("process")) == 3)
+    for one in recorded.spans("process"):
+        assert one.context.trace_state.to_header() == "a=1,b=2"
 
 
 def test_batches(client: Client, recorded: Recorded, worker: Worker) -> None:
@@ -180,6 +206,45 @@ def test_batches(client: Client, recorded: Recorded, worker: Worker) -> None:
     assert {link.context.span_id for link in received.links} == {of(first)[1], of(second)[1]}
     assert [parent(one) for one in recorded.spans("process")].count(of(second)) == 3
     assert sum(one.value for one in recorded.metrics()["messaging.client.sent.messages"][1]) == 5
+
+
+@pytest.mark.parametrize("ambient", [True, False])
+def test_each_request_of_a_batch_has_a_span_if_that_is_wanted(
+    client: Client, recorded: Recorded, worker: Worker, ambient: bool
+) -> None:
+    telemetry.instrument(recorded.tracers, recorded.meters, endpoint="tcp://127.0.0.1:5555", create=True)
+    with recorded.tracer.start_as_current_span("order") if ambient else nullcontext():
+        uuids = client.submit_batch("upper", [b"a", b"b"])
+        uuids += client.submit_many("upper", (body for body in (b"c", b"d", b"e")))
+        uuids += client.submit_many("upper", [[b"f", b"F"]])
+        uuids += [client.submit("upper", b"g")]
+    assert len([*client.replies(uuids[:3], timeout=60)]) == 3
+    client.close(uuids[5])
+    until(lambda: len(recorded.spans("process")) == 7)
+    created, sends = recorded.spans("create upper"), recorded.spans("send upper")
+    assert [one.kind for one in created] == [SpanKind.PRODUCER] * 6
+    assert [one.kind for one in sends] == [SpanKind.CLIENT] * 3 + [SpanKind.PRODUCER]
+    linked = [[of_link(link) for link in one.links] for one in sends]
+    assert linked == [[of(one) for one in some] for some in (created[:2], created[2:5], created[5:], [])]
+    assert len({of(one)[0] for one in created}) == (1 if ambient else 6)
+    processed = {facts(one)["messaging.message.id"]: one for one in recorded.spans("process")}
+    for uuid, one in zip(uuids, [*created, sends[3]], strict=True):
+        assert parent(processed[uuid]) == of(one)
+        assert [of_link(link) for link in processed[uuid].links] == [of(one)]
+    for one in created:
+        known = facts(sends[0]) | telemetry.CREATE
+        assert facts(one) == {name: value for name, value in known.items() if "batch" not in name}
+    (received,), (settled,) = recorded.spans("receive"), recorded.spans("settle")
+    assert {of_link(link) for link in received.links} == {of(one) for one in created[:3]}
+    assert [of_link(link) for link in settled.links] == [of(created[5])]
+
+
+def test_a_batch_with_a_given_trace_creates_nothing(client: Client, recorded: Recorded, worker: Worker) -> None:
+    telemetry.instrument(recorded.tracers, recorded.meters, create=True)
+    client.submit_batch("upper", [b"a", b"b"], trace=TRACE)
+    until(lambda: len(recorded.spans("process")) == 2)
+    assert not recorded.spans("create")
+    assert {parent(one) for one in recorded.spans("process")} == {(7, 9)}
 
 
 def test_a_client_of_several_nodes(server: Server, recorded: Recorded, worker: Worker) -> None:
@@ -220,7 +285,11 @@ class Raises(SpanProcessor):
 def test_a_span_processor_that_raises_changes_nothing(
     client: Client, recorded: Recorded, worker: Worker, at: str
 ) -> None:
+    telemetry.instrument(recorded.tracers, recorded.meters, create=True)
+    many = client.submit_many("upper", [b"a", b"b"])  # the next spans are of such a batch
     recorded.tracers.add_span_processor(Raises(at))
+    many += client.submit_many("upper", [b"c", b"d"])
+    assert len([*client.replies(many, timeout=60)]) == 4
     uuid = client.submit("upper", b"abc")
     assert client.wait(uuid, timeout=60) == [b"ABC"]
     assert client.show(uuid)["attempts"] == 1
@@ -262,6 +331,7 @@ def test_a_flow_is_one_trace_and_one_conversation(server: Server, recorded: Reco
 
 
 def test_the_names_are_those_of_the_conventions(client: Client, recorded: Recorded, worker: Worker) -> None:
+    telemetry.instrument(recorded.tracers, recorded.meters, endpoint="tcp://127.0.0.1:5555", create=True)
     uuids = client.submit_many("upper", [b"a", b"fail"], max_attempts=1)
     assert len([*client.replies(uuids, timeout=60)]) == 2
     client.close(uuids[0])

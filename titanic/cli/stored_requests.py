@@ -235,7 +235,7 @@ def show(uuid: str, body: bool, as_json: bool, **where: Any) -> None:
                              keep_failed, unique_for} that were given, in
                              seconds
     submitted_at, finished_at
-    trace, type, digest,
+    trace, tracestate, type, digest,
     on_failed, on_limit, keep_body, unique, unique_until
                              as submitted; absent if not given
     body_frames, body_bytes, reply_frames, reply_bytes
@@ -367,11 +367,9 @@ def _lines(row: RequestInfo) -> Iterator[tuple[str, str]]:
         yield "unique", printable(unique) + ("" if "unique_for" in row["options"] else f" (until {until})")
     if target := row.get("on_failed"):
         yield "on failed", printable(target)
-    for name in ("on_limit", "keep_body"):
+    for name in ("on_limit", "keep_body", "trace", "tracestate"):
         if choice := row.get(name):
             yield name.replace("_", " "), str(choice)
-    if trace := row.get("trace"):
-        yield "trace", trace
     for name, value in row["options"].items():
         yield name.replace("_", " "), duration(value)
     if row["max_attempts"]:

@@ -203,6 +203,7 @@ def _environment(request: RequestContext | None) -> dict[str, str]:
         "TITANIC_DELIVERY": str(request.delivery) if request else "",
         "TITANIC_DEADLINE": "" if request.deadline is None else f"{request.deadline:.3f}",
         "TRACEPARENT": telemetry.current_trace() or request.trace,
+        "TRACESTATE": request.tracestate,
         "TITANIC_TYPE": request.type,
     }
     return {name: value for name, value in os.environ.items() if name not in known} | {
@@ -318,8 +319,8 @@ def work(
 
     For a stored request, the command's environment contains TITANIC_UUID, TITANIC_ATTEMPT (from 1), TITANIC_ATTEMPTS
     (the maximum), TITANIC_DELIVERY (more than TITANIC_ATTEMPT if some deliveries did not count as attempts),
-    TITANIC_DEADLINE (seconds since 1970, if there is a limit), and TRACEPARENT and TITANIC_TYPE (the content type) if
-    it was submitted with them.
+    TITANIC_DEADLINE (seconds since 1970, if there is a limit), and TRACEPARENT, TRACESTATE and TITANIC_TYPE (the
+    content type) if it was submitted with them.
 
     With several endpoints, each job picks one at random; on failure it tries the next. With --everywhere it registers
     with every endpoint and runs one request at a time. A second request that arrives meanwhile is returned after 0.2 s,

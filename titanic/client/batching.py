@@ -7,6 +7,7 @@ A submission has idempotency keys of its own when the caller gives none, so that
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections import deque
@@ -21,6 +22,8 @@ from titanic.errors import InvalidRequest, TimedOut
 from titanic.protocol import tsp
 from titanic.protocol.answers import Ended, check, read_outcomes, read_uuids
 from titanic.protocol.submit_options import MOST_TOGETHER, encode
+from titanic.protocol.tsp import Frames
+from titanic.telemetry import Operation
 from titanic.util import ids
 from titanic.util.text import duration
 
@@ -56,25 +59,35 @@ async def submit_many(
     uniques: Iterable[str] | None,
     generated: GeneratedKeys | None,
     options: Mapping[str, Any],
+    sent: Operation,
 ) -> list[str]:
     """Submit one request per body; the UUIDs in their order."""
-    counts: deque[int] = deque()
+    on_their_way: deque[tuple[int, Sequence[Body]]] = deque()
     uuids: list[str] = []
 
     async def messages() -> AsyncGenerator[Sequence[Body], None]:
         most = min(MOST_BYTES, calls.limits.max_body or MOST_BYTES)  # the broker has been asked by now
-        for count, frames in submissions(service, bodies, window, most, keys, uniques, generated, options):
-            counts.append(count)
-            yield frames
+        for submission in submissions(service, bodies, window, most, keys, uniques, generated, options, sent):
+            on_their_way.append(submission)
+            yield submission[1]
 
     sent_again = calls.sent_again
     most_messages = _messages(window) if uniques is None else max(1, min(MOST, window))
     async with aclosing(calls.map(calls.lane(), tsp.SUBMIT, messages(), most_messages)) as answers:
         async for answer in answers:
-            uuids += submitted(answer, counts.popleft())
+            count, frames = on_their_way.popleft()
+            uuids += submitted(await accepted(calls, frames, answer), count)
             if generated is not None:
                 generated.answered(once=calls.sent_again == sent_again)
     return uuids
+
+
+async def accepted(calls: Calls, frames: Sequence[Body], answer: Frames) -> Frames:
+    """The answer to a titanic.submit. A server of an earlier version gets it again, without what it does not know."""
+    if not answer[0].startswith(b"400 unknown option 'trace"):
+        return answer
+    options = {name: value for name, value in json.loads(frames[0]).items() if name not in ("traces", "tracestate")}
+    return await calls.ask(tsp.SUBMIT, encode(options), *frames[1:])
 
 
 def submitted(answer: Sequence[bytes], count: int) -> list[str]:
@@ -198,6 +211,7 @@ def submissions(
     uniques: Iterable[str] | None,
     generated: GeneratedKeys | None,
     options: Mapping[str, Any],
+    sent: Operation,
 ) -> Iterator[tuple[int, Sequence[Body]]]:
     """The bodies in messages of `most_bytes`, in their order: how many requests each is, and the body of its
     titanic.submit. A body of several frames travels alone, as do a large one and one of `uniques`. `keys` and `uniques`
@@ -215,6 +229,7 @@ def submissions(
             said |= {"keys": [*theirs]} if many else {"key": theirs[0]}
         elif generated is not None:
             said |= generated.options(requests)
+        said |= sent.creating(requests)
         theirs.clear()
         return requests, [encode(said), service, *bodies]
 

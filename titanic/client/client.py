@@ -164,6 +164,7 @@ class Client:
             unique_until  until when it counts: "started", a worker has it; "done" (default), it has ended
             unique_for    or for how long it counts, also after a success
             trace         a W3C `traceparent`: the handler finds it in `titanic.current().trace`
+            tracestate    the `tracestate` beside it: dropped if it is malformed or has more than 512 characters
             type          the content type of the body: `titanic.current().type`
             digest        hexadecimal digits that `show` returns: a hash of the request, for example
             source        the IP address that the request comes from, for gateways: needs the permission `gateway`

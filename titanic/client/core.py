@@ -205,7 +205,8 @@ class ClientCore:
             options |= keys.options(requests)
         sent_again = self.calls.sent_again
         with sending(self.calls.wire.endpoint, service, options, requests) as sent:
-            answer = await self.calls.ask(tsp.SUBMIT, encode(options), service, *body)
+            frames = [encode(options | sent.creating(requests)), service, *body]
+            answer = await batching.accepted(self.calls, frames, await self.calls.ask(tsp.SUBMIT, *frames))
             sent.done(uuids := batching.submitted(answer, requests))
         if keys is not None:
             keys.answered(once=self.calls.sent_again == sent_again)
@@ -356,6 +357,7 @@ class ClientCore:
                 uniques=uniques,
                 generated=generated,
                 options=all_options,
+                sent=sent,
             )
             sent.done(uuids)
             return uuids

@@ -314,6 +314,8 @@ def context_of(row: ReadyRow, flight: Flight, config: ServerConfig, wall_us: int
         said += b',"deadline":%.3f' % (wall_us / 1e6 + policy.limit)
     if policy.trace:
         said += b',"trace":' + json.dumps(policy.trace).encode()
+    if policy.tracestate:
+        said += b',"tracestate":' + json.dumps(policy.tracestate).encode()
     if policy.type:
         said += b',"type":' + json.dumps(policy.type).encode()
     if key and not key.startswith(_GENERATED):

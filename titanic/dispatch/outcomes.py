@@ -237,7 +237,8 @@ def completion_events(
                 continue
             policy = read_policy(row.options)
             # The event belongs to the trace of what has ended.
-            trace = b', "trace": %b}' % json.dumps(policy.trace).encode() if policy.trace else b"}"
+            traced = {name: text for name, text in policy.texts.items() if name in ("trace", "tracestate")}
+            trace = b", " + json.dumps(traced).encode()[1:] if traced else b"}"
             if target := on_end.get(row.service):
                 new.append(NewRequest(target, [body_of(row)], options=OPTIONS[:-1] + trace, owner=row.owner))
             if row.state is not State.DONE and (name := policy.on_failed):

@@ -95,6 +95,8 @@ class RequestContext:
     """What it was submitted to: of a task its name, shop.resize."""
     retry_in: float | None = None
     """Seconds from the failure of this attempt until the next one, ± 10 %; None: it is the last."""
+    tracestate: str = ""
+    """The `tracestate` beside its `trace`."""
     _handle: Delivery | None = field(default=None, repr=False, compare=False)
 
     def __bool__(self) -> bool:
@@ -104,6 +106,11 @@ class RequestContext:
     def cancelled(self) -> bool:
         """Whether the reply is no longer wanted: the request was closed, or this attempt exceeded its limit."""
         return self._handle is not None and self._handle.is_cancelled
+
+    @property
+    def traced(self) -> dict[str, str]:
+        """Its trace as options of what is submitted because of it."""
+        return {name: text for name in ("trace", "tracestate") if (text := getattr(self, name))}
 
     def check(self) -> None:
         """Raise Cancelled if this is cancelled. Call it now and then in long handlers."""
@@ -180,6 +187,7 @@ def read_context(delivery: Delivery) -> RequestContext:
             int(said.get("delivery", said.get("attempt", 0))),
             service,
             None if retry_in is None else float(retry_in),
+            str(said.get("tracestate", "")),
             delivery,
         )
     except (ValueError, TypeError, AttributeError):

@@ -134,6 +134,7 @@ class RequestInfo(TypedDict):
     """How far its worker is; absent unless it is running and has said so."""
     trace: NotRequired[str]
     """The `traceparent` that it was submitted with; absent when there was none."""
+    tracestate: NotRequired[str]
     type: NotRequired[str]
     """The content type of its body; absent when none was given."""
     digest: NotRequired[str]

@@ -77,6 +77,7 @@ SomeTexts = Annotated[list[str], Meta(max_length=MOST_UUIDS, description=f"a lis
 Priority = Annotated[int, Meta(ge=0, le=MAX_PRIORITY, description=f"a whole number from 0 to {MAX_PRIORITY}")]
 Attempts = Annotated[int, Meta(ge=1, le=65535, description="a whole number from 1 to 65535")]
 Trace = Annotated[str, Meta(pattern=rf"^{TRACEPARENT.pattern}$(?!\n)", description=_TRACE)]
+Traces = Annotated[list[Trace], Meta(description="a list of traceparents, one for each request")]
 ContentType = Annotated[str, Meta(pattern=rf"^{CONTENT_TYPE.pattern}$(?!\n)", description=_TYPE)]
 Digest = Annotated[str, Meta(pattern=rf"^{DIGEST.pattern}$(?!\n)", description=_DIGEST)]
 Address = Annotated[str, Meta(pattern=r"^[0-9a-fA-F:.]{2,45}$(?!\n)", description=_ADDRESS)]
@@ -109,6 +110,7 @@ class Submit(Message):
 
     key: Key | UnsetType = UNSET
     keys: Keys | UnsetType = UNSET
+    traces: Traces | UnsetType = UNSET
     key_for: Seconds = KEY_FOR
     ttl: Seconds | UnsetType = UNSET
     delay: Delay | UnsetType = UNSET
@@ -125,6 +127,7 @@ class Submit(Message):
     unique_until: Annotated[UniqueUntil, _one_of(UniqueUntil)] | UnsetType = UNSET
     unique_for: Seconds | UnsetType = UNSET
     trace: Trace | UnsetType = UNSET
+    tracestate: Text | UnsetType = UNSET
     type: ContentType | UnsetType = UNSET
     digest: Digest | UnsetType = UNSET
     source: Address | UnsetType = UNSET

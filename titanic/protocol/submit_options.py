@@ -34,6 +34,10 @@ MOST_SECONDS = 10 * 366 * 86_400.0
 TRACEPARENT = re.compile("[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 """The header of that name, as W3C's Trace Context has it."""
 
+_ENTRY = r"[a-z0-9][a-z0-9_*/@-]{0,255}=[ -+\--<>-~]{0,255}[!-+\--<>-~]"
+TRACESTATE = re.compile(rf"(?=.{{1,512}}\Z)[ \t,]*{_ENTRY}(?:(?:[ \t]*,)+[ \t]*{_ENTRY}){{0,31}}[ \t,]*")
+"""The header beside it; longer ones and those with more entries are dropped."""
+
 CONTENT_TYPE = re.compile("[!-~][ -~]{0,126}")
 """What the body is, as a MIME type or whatever client and worker agree on."""
 
@@ -84,6 +88,7 @@ class ManyOptions(SharedOptions, total=False):
     key: str
     at: datetime
     trace: str
+    tracestate: str
     type: str
     digest: str
     source: str
@@ -123,8 +128,8 @@ def encode(options: dict[str, Any]) -> str:
 
 
 TEXTS = (
-    *("key", "keys", "service", "state", "trace", "type", "digest", "source", "on_failed", "on_limit"),
-    *("unique", "unique_until", "keep_body"),
+    *("key", "keys", "service", "state", "trace", "traces", "tracestate", "type", "digest", "source"),
+    *("unique", "unique_until", "keep_body", "on_failed", "on_limit"),
 )
 """Options that are text. A test compares them with `messages.Submit`, which clients do not load."""
 
@@ -161,6 +166,8 @@ class Policy(NamedTuple):
     unique_for: float = 0.0
     trace: str = ""
     """The `traceparent` for its worker."""
+    tracestate: str = ""
+    """The `tracestate` beside it."""
     type: str = ""
     """The content type of its body."""
     digest: str = ""

@@ -23,6 +23,7 @@ from titanic.protocol.submit_options import (
     MOST_SECONDS,
     MOST_TOGETHER,
     NEVER,
+    TRACESTATE,
     Policy,
     read_policy,
     with_keep,
@@ -300,9 +301,11 @@ def parse_submit(body: Frames, now_us: int, owner: bytes = b"", source: bytes = 
         raise ValueError(f"on_failed: {fault}")
     bodies = [[frame] for frame in body[2:]] if options.many else [body[2:]]
     keys = _keys(options, len(bodies))
-    policy = {name: value for name in Policy._fields if (value := getattr(options, name)) is not UNSET}
+    policy: dict[str, Any] = {name: value for name in Policy._fields if (value := getattr(options, name)) is not UNSET}
     if options.keep == NEVER:
         policy["keep"] = AT_ONCE
+    if not ((options.trace or options.traces) and TRACESTATE.fullmatch(policy.get("tracestate", ""))):
+        policy.pop("tracestate", None)
     service = body[1]
     shared = (
         options.priority,
@@ -317,6 +320,11 @@ def parse_submit(body: Frames, now_us: int, owner: bytes = b"", source: bytes = 
         NewRequest(service, frames, *shared, key, key_until, 0, owner, source)
         for frames, key in zip(bodies, keys, strict=True)
     ]
+    if options.traces is not UNSET:
+        if len(options.traces) != len(bodies):
+            raise ValueError(f"traces must be a list of {len(bodies)} traceparents, one for each request")
+        traced = [json.dumps({**policy, "trace": trace}, ensure_ascii=False).encode() for trace in options.traces]
+        requests = [one._replace(options=own) for one, own in zip(requests, traced, strict=True)]
     if options.unique:
         until = _moment(options.unique_for, now_us)
         requests = [made_unique(one, options.unique, options.unique_until or DONE, until) for one in requests]

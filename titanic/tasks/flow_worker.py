@@ -178,8 +178,8 @@ class Steps:
     def options(self, stage: FlowStage) -> Any:
         """With what a stage is submitted, but the key. Its flow needs it longer than others of its service are kept."""
         said = {**stage.options, **dict.fromkeys(("key_for", "keep", "keep_failed"), KEY_FOR)}
-        if (trace := current().trace) and telemetry.on is None:  # else that of the span which submits it
-            said["trace"] = trace
+        if telemetry.on is None:  # else it has that of the span which submits it
+            said |= current().traced
         return said
 
 

@@ -376,8 +376,9 @@ def traced(options: SubmitOptions) -> SubmitOptions:
     """Options with the trace of the request that is being handled here, if they have none."""
     request = current_or_none()
     # What is recorded has the span which submits it as its trace.
-    trace = request.trace if request is not None and telemetry.on is None else ""
-    return {**options, "trace": trace} if trace and "trace" not in options else options
+    if request is None or telemetry.on is not None or "trace" in options:
+        return options
+    return {**options, **request.traced}  # type: ignore[typeddict-item]
 
 
 P = ParamSpec("P")

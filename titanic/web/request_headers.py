@@ -14,6 +14,7 @@ from urllib.parse import quote, unquote
 from starlette.requests import Request
 from starlette.types import Scope
 
+from titanic import RequestContext
 from titanic.protocol.submit_options import MAX_KEY as MAX_TEXT
 from titanic.protocol.submit_options import MAX_PRIORITY, MOST_SECONDS, NEVER, TRACEPARENT, UniqueUntil
 from titanic.util.text import quoted
@@ -229,7 +230,16 @@ def read_submit_options(request: Request) -> dict[str, Any]:
             options["key"] = _key(value.decode("latin-1"))
         elif raw == b"traceparent" and TRACEPARENT.fullmatch(trace := value.decode("latin-1")):
             options["trace"] = trace
+        elif raw == b"tracestate":
+            text = value.decode("latin-1")  # the server drops what makes no sense
+            options["tracestate"] = f"{options['tracestate']},{text}" if "tracestate" in options else text
     return options
+
+
+def trace_headers(request: RequestContext) -> dict[str, str]:
+    """The headers that pass the trace of a request on."""
+    known = {"traceparent": request.trace, "tracestate": request.tracestate}
+    return {name: value for name, value in known.items() if value}
 
 
 def header_title(name: str) -> str:

@@ -12,6 +12,8 @@ import pytest
 from support.cli_titanic import STOPPING, Running, alive, here, running, serving, working
 from support.waiting import until
 
+from titanic import Client
+
 
 @pytest.fixture
 def outcome(endpoint: str, tmp_path: Path) -> Callable[..., tuple[int, bytes, str]]:
@@ -41,7 +43,8 @@ def test_it_finds_its_request_in_the_environment(
     command = (
         "sh",
         "-c",
-        "echo $TITANIC_UUID/$TITANIC_ATTEMPT/$TITANIC_ATTEMPTS/$TITANIC_DEADLINE/$TRACEPARENT/$TITANIC_TYPE; false",
+        "echo $TITANIC_UUID/$TITANIC_ATTEMPT/$TITANIC_ATTEMPTS/$TITANIC_DEADLINE/"
+        "$TRACEPARENT/$TRACESTATE/$TITANIC_TYPE; false",
     )
     with working(tmp_path, endpoint, "environment", *command, options=("--log-format", "json")) as worker:
         given = (
@@ -64,7 +67,10 @@ def test_it_finds_its_request_in_the_environment(
     with working(tmp_path, endpoint, "environment", *command[:-1], command[-1].removesuffix("; false")):
         assert here("retry", uuid, "--endpoint", endpoint).code == 0
         said = here("reply", uuid, "--wait", "25", "--endpoint", endpoint).out.decode().strip().split("/")
-    assert [said[0], said[1], said[2], *said[4:]] == [uuid, "1", "1", trace, "text", "x"]
+        with Client(endpoint) as client:
+            beside = client.submit("environment", "x", trace=trace, tracestate="a=1")
+            assert client.wait(beside, 60)[0].endswith(f"/{trace}/a=1/\n".encode())
+    assert [said[0], said[1], said[2], *said[4:]] == [uuid, "1", "1", trace, "", "text", "x"]
     assert b"type         text/x" in here("show", uuid, "--endpoint", endpoint).out
     assert float(said[3]) > 1.7e9
 

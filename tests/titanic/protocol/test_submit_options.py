@@ -13,7 +13,7 @@ from titanic.tasks import TaskOptions, Tasks
 from titanic.web.request_headers import OPTIONS, header_title
 
 PACKAGE = Path(__file__).parents[3] / "titanic"
-OF_MANY = {"keys", "many", "forget"}
+OF_MANY = {"keys", "traces", "many", "forget"}
 """Of a message, not of a request."""
 
 NAMES = set(Submit.__struct_fields__) - OF_MANY
@@ -51,4 +51,10 @@ def test_each_option_is_in_the_documents() -> None:
 
 def test_the_command_has_each_option_but_those_for_programs() -> None:
     command = main.get_command(None, "submit")
-    assert NAMES - {option.name for option in command.params} == {"retry_first", "retry_most", "digest", "source"}
+    assert NAMES - {option.name for option in command.params} == {
+        "retry_first",
+        "retry_most",
+        "digest",
+        "source",
+        "tracestate",
+    }

@@ -34,7 +34,7 @@ ODD = [
 FIELDS = {
     b"titanic.submit": (
         *("key", "key_for", "ttl", "delay", "priority", "max_attempts", "limit", "retry_first", "retry_most"),
-        *("trace", "type", "digest", "many", "keys", "forget"),
+        *("trace", "tracestate", "traces", "type", "digest", "many", "keys", "forget"),
     ),
     b"titanic.list": ("uuid", "most", "keys", "service", "state", "text", "newest", "after", "limit", "now"),
     b"titanic.stats": ("services", "nodes", "workers"),

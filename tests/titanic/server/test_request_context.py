@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from support.processes import SUPPORT, Process
 from support.raw_mdp import raw_worker
-from support.serving import QUICK, serving, with_broker
+from support.serving import QUICK, brokering, serving, with_broker
 from support.waiting import until
 
 from broker import Worker
@@ -48,11 +48,13 @@ class Notes:
 def test_a_handler_knows_its_request(server: Server, client: Client) -> None:
     notes, before = Notes(failures=1), time.time()
     with Worker("echo", notes, server.endpoints[0], config=QUICK):
-        uuid = client.submit("echo", "x", key='a "key"', trace=TRACE, limit=90, priority=7, max_attempts=5, **KIND)
+        uuid = client.submit(
+            "echo", "x", key='a "key"', trace=TRACE, tracestate='a="1"', limit=90, max_attempts=5, **KIND, priority=7
+        )
         assert client.wait(uuid, 30) == [uuid.encode(), b""][:1]
     first, second = notes.seen
     assert (first.uuid, first.attempt, first.attempts, first.priority) == (uuid, 1, 5, 7)
-    assert (first.key, first.trace, first.type) == ('a "key"', TRACE, KIND["type"])
+    assert (first.key, first.trace, first.tracestate, first.type) == ('a "key"', TRACE, 'a="1"', KIND["type"])
     assert first.deadline is not None
     assert before + 89 < first.deadline < time.time() + 91
     assert first.submitted is not None
@@ -127,6 +129,76 @@ def test_over_a_broker_of_others_there_is_no_context(tmp_path: Path) -> None:
 def test_types_and_digests_that_are_none_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(options))} must be "):
         parse_submit([json.dumps(options).encode(), b"echo", b"x"], 1)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        "a=1",
+        "congo=t61rcWkgMzE, 0rojo@tenant=00f067aa0ba902b7",
+        "a=1,,b=2",
+        "a=" + 256 * "x" + ",b=" + 251 * "x",
+        ",".join(f"k{number}=v" for number in range(32)),
+    ],
+)
+def test_a_tracestate_is_kept_with_its_trace(state: str) -> None:
+    options = {"trace": TRACE, "tracestate": state}
+    (stored,) = parse_submit([json.dumps(options).encode(), b"echo", b"x"], 1).requests
+    assert json.loads(stored.options) == options
+    (stored,) = parse_submit([json.dumps({"tracestate": state}).encode(), b"echo", b"x"], 1).requests
+    assert stored.options == b""
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        *("", ",", "a", "=1", "a=", "a=b=c", "A=1", "a=1 b=2", "a=\t", "a=1\n", "a=1\r\nX: y", "ä=1", "a=ä"),
+        "a=" + 257 * "x",
+        "a=" + 256 * "x" + ",b=" + 252 * "x",
+        ",".join(f"k{number}=v" for number in range(33)),
+        512 * ",",
+        256 * "a=",
+    ],
+)
+def test_a_tracestate_that_is_none_is_dropped(state: str) -> None:
+    options = {"trace": TRACE, "tracestate": state}
+    (stored,) = parse_submit([json.dumps(options).encode(), b"echo", b"x"], 1).requests
+    assert json.loads(stored.options) == {"trace": TRACE}
+
+
+def test_traces_are_one_for_each_request(server: Server, client: Client) -> None:
+    traces = [f"00-{7:032x}-{number:016x}-01" for number in (1, 2)]
+    options = {"many": True, "traces": traces, "trace": TRACE, "tracestate": "a=1", "digest": "ab"}
+    uuids = client.call("titanic.submit", json.dumps(options), "echo", "x", "y")[1].decode().split()
+    shown = [client.show(uuid) for uuid in uuids]
+    assert [(one["trace"], one["tracestate"], one["digest"]) for one in shown] == [(one, "a=1", "ab") for one in traces]
+    for wrong in ([], traces[:1], [*traces, TRACE], ["x", "y"]):
+        answer = client.call("titanic.submit", json.dumps(options | {"traces": wrong}), "echo", "x", "y")
+        assert answer[0].startswith(b"400 traces must be a list of "), answer
+
+
+def test_servers_of_earlier_versions_get_no_tracestate(tmp_path: Path) -> None:
+    """It is left out for them; what they know is stored."""
+    seen = []
+
+    def submits(frames: list[bytes]) -> list[bytes]:
+        seen.append(options := json.loads(frames[0]))
+        unknown = [name for name in ("traces", "tracestate") if name in options]
+        if unknown:
+            return [f"400 unknown option '{unknown[0]}'; known: trace".encode()]
+        return [b"200", b"\n".join(b"%032x" % number for number in range(len(frames) - 2))]
+
+    with (
+        brokering() as endpoint,
+        Worker("titanic.submit", submits, endpoint, config=QUICK) as worker,
+        Client(endpoint, timeout=60) as client,
+    ):
+        until(lambda: worker.registered)
+        assert client.submit("echo", "x", trace=TRACE, tracestate="a=1") == f"{0:032x}"
+        assert len(client.submit_many("echo", ["x"] * 250, trace=TRACE, tracestate="a=1")) == 250
+        assert len(client.submit_batch("echo", ["x", "y"], trace=TRACE, tracestate="a=1")) == 2
+    assert [one["trace"] for one in seen] == [TRACE] * len(seen)
+    assert len({one["key"] for one in seen}) == sum("tracestate" not in one for one in seen) == 5
 
 
 @pytest.mark.parametrize("trace", ["", "00-x", TRACE.upper(), f"{TRACE}-more", TRACE + "\n"])

@@ -49,7 +49,7 @@ from titanic.web.api.resource import ApiRoute, json_response, max_body, read_bod
 from titanic.web.api.services import read_service
 from titanic.web.app_state import UserQuota, visitor_of
 from titanic.web.problems import HTTPProblem
-from titanic.web.request_headers import read_number, read_query
+from titanic.web.request_headers import read_number, read_query, trace_headers
 from titanic.web.settings import WebSettings
 
 MAX_TAKE_WAIT = 60.0
@@ -87,8 +87,7 @@ def _leased(lease: RequestLease) -> Response:
     more = {"Titanic-Lease": lease.id, "Titanic-Deadline": _time(lease.deadline)}
     if context:  # plain calls are not stored: they have neither a UUID nor attempts
         more |= {"Titanic-Request": context.uuid, "Titanic-Attempt": str(context.attempt)}
-    if context.trace:
-        more["traceparent"] = context.trace
+    more |= trace_headers(context)
     return frames_response(lease.body, more, type=context.type)
 
 
@@ -179,6 +178,7 @@ _TAKEN = {
     "Titanic-Request": header("The UUID; absent for a plain call.", required=False),
     "Titanic-Attempt": header("The number of this attempt, from 1.", required=False),
     "traceparent": header("The trace that it belongs to.", required=False),
+    "tracestate": header("What tracing systems note beside it.", required=False),
 }
 _WAIT = "Seconds to wait for a request; default: 30. At least one second, because connecting takes time."
 _TEXT: dict[str, Any] = {

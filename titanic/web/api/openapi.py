@@ -183,6 +183,7 @@ class Request(TypedDict):
         Annotated[int, Meta(description="How often it was sent to workers, if that is more than `attempts`.")]
     ]
     trace: NotRequired[str]
+    tracestate: NotRequired[str]
     owner: NotRequired[Annotated[str, Meta(description=SUBMITTER_FIELDS["owner"])]]
     source: NotRequired[Annotated[str, Meta(description=SUBMITTER_FIELDS["source"])]]
     type: NotRequired[Annotated[str, Meta(description="The content type of its body.")]]
@@ -668,6 +669,7 @@ _SUBMIT_DEFAULTS = {field.name: field.default for field in msgspec.structs.field
 
 SUBMIT_HEADERS = [
     parameter("header", "traceparent", "The trace of the request (W3C). It is passed to the worker.", str),
+    parameter("header", "tracestate", "What tracing systems note beside it, up to 512 characters.", str),
     *(_option_header(name) for name in OPTIONS),
     parameter(
         "header",

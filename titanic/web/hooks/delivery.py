@@ -35,6 +35,7 @@ from titanic.protocol.tsp import Frames
 from titanic.version import __version__
 from titanic.web.auth.clients import MonitoredClient, ServerMonitor
 from titanic.web.hooks.registry import DELIVERY, ENDED, KEPT, Hook, Registry, cloud_event
+from titanic.web.request_headers import trace_headers
 from titanic.web.settings import WebSettings
 
 log = logging.getLogger("titanic.web.hooks")
@@ -175,9 +176,7 @@ class HookDelivery:
             if end["state"] not in hook.states:
                 continue
             key = f"web:delivery:{id_}:{hook.id}"
-            options: Any = {"key": key, "key_for": KEY_FOR, **RETRIES}
-            if trace := current().trace:
-                options["trace"] = trace
+            options: Any = {"key": key, "key_for": KEY_FOR, **RETRIES, **current().traced}
             await self._ask(self._client.submit(DELIVERY, body, hook.id, **options))
         return await self._close()
 
@@ -207,9 +206,8 @@ class HookDelivery:
             "Titanic-Attempt": str(current().attempt),
             "Titanic-Signature": hook.signature(body, at),
             **hook.standard(current().uuid, body, at),
+            **trace_headers(current()),
         }
-        if trace := current().trace:
-            headers["traceparent"] = trace
         try:
             answer = await post(hook.url, headers, body, self._allowed)
         except HookUnreachable as error:

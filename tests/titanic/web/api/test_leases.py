@@ -48,14 +48,15 @@ def end(http: httpx.Client, taken: httpx.Response, how: str = "done", **more: ob
 
 
 def test_a_worker_takes_a_request_and_gives_the_reply(http: httpx.Client, client: Client) -> None:
-    uuid = client.submit("upper", b"hello", trace="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    uuid = client.submit("upper", b"hello", trace=trace, tracestate="a=1")
     taken = take(http)
     assert taken.content == b"hello"
     assert taken.headers["content-type"] == "text/plain; charset=utf-8"
     assert taken.headers["titanic-request"] == uuid
     assert taken.headers["titanic-attempt"] == "1"
     assert 30 < datetime.fromisoformat(taken.headers["titanic-deadline"]).timestamp() - time() <= 60
-    assert taken.headers["traceparent"].startswith("00-0af7")
+    assert (taken.headers["traceparent"], taken.headers["tracestate"]) == (trace, "a=1")
     assert client.show(uuid)["state"] == "running"
     assert end(http, taken, content=b"HELLO").status_code == 204
     assert client.wait(uuid, 30) == [b"HELLO"]

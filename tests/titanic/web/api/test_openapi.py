@@ -95,7 +95,12 @@ def test_history_has_the_members_that_clients_know() -> None:
     ],
 )
 def test_answers_are_as_declared(http: httpx.Client, path: str, document: type) -> None:
-    headers = {"Titanic-Limit": "5", "Titanic-TTL": "60", "traceparent": f"00-{1:032x}-{1:016x}-01"}
+    headers = {
+        "Titanic-Limit": "5",
+        "Titanic-TTL": "60",
+        "traceparent": f"00-{1:032x}-{1:016x}-01",
+        "tracestate": "a=1",
+    }
     uuid = http.post("/v1/services/upper/requests", content=b"x", headers=headers).json()["uuid"]
     msgspec.convert(http.get(path).json(), document)
     shown = http.get(f"/v1/requests/{uuid}").json()

@@ -128,6 +128,7 @@ def test_options_are_headers(http: httpx.Client, client: Client) -> None:
         "Titanic-Key-For": "3600",
         "Idempotency-Key": "order 17",
         "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+        "tracestate": "congo=t61,rojo=00f0",
     }
     uuid = http.post(SUBMIT, content=b"x", headers=headers).json()["uuid"]
     told = client.show(uuid)
@@ -137,7 +138,8 @@ def test_options_are_headers(http: httpx.Client, client: Client) -> None:
     assert (told["on_failed"], told["on_limit"], told["keep_body"]) == ("mail.failed", "leave", "never")
     assert told["expires_at"] - told["submitted_at"] == 3600_000_000
     assert told["not_before"] - told["submitted_at"] == 1800_500_000
-    assert (told["key"], told["trace"]) == ("order 17", headers["traceparent"])
+    assert told["key"] == "order 17"
+    assert (told["trace"], told["tracestate"]) == (headers["traceparent"], headers["tracestate"])
     assert http.post(SUBMIT, content=b"x", headers=headers).json()["uuid"] == uuid
     quoted = {**headers, "Idempotency-Key": '"order 17"'}
     assert http.post(SUBMIT, content=b"x", headers=quoted).json()["uuid"] == uuid
@@ -484,6 +486,15 @@ def test_the_trace_goes_to_the_worker(http: httpx.Client, worker: Worker) -> Non
     assert http.post(SUBMIT, content=b"trace", headers=headers).text == trace
     headers["traceparent"] = "nonsense"  # W3C: as if it were not there
     assert http.post(SUBMIT, content=b"trace", headers=headers).text == ""
+
+
+@pytest.mark.parametrize(("states", "kept"), [(["a=1", "b=2"], "a=1,b=2"), (["a=1", "nonsense"], ""), (["a"], "")])
+def test_a_tracestate_goes_with_its_trace(http: httpx.Client, client: Client, states: list[str], kept: str) -> None:
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    for parent, expected in ((trace, kept), ("nonsense", "")):
+        headers = [("traceparent", parent), *(("tracestate", state) for state in states)]
+        answer = http.post(SUBMIT, content=b"x", headers=headers)
+        assert client.show(answer.json()["uuid"]).get("tracestate", "") == expected
 
 
 METHODS = [

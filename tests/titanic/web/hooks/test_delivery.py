@@ -69,12 +69,13 @@ def test_a_hook_belongs_to_the_trace_of_its_request(hooks: Hooks, client: Client
     hooks.put(receiver.url)
     client.set_service("mail", on_end="web.ended")
     trace = f"00-{7:032x}-{9:016x}-01"
-    client.submit("mail", "x", ttl=0.01, trace=trace, on_failed="mail.failed")
+    client.submit("mail", "x", ttl=0.01, trace=trace, tracestate="a=1", on_failed="mail.failed")
     with hooks.deliver():
         until(lambda: receiver.told)
-    assert receiver.told[0].headers["traceparent"] == trace
+    assert [receiver.told[0].headers[name] for name in ("traceparent", "tracestate")] == [trace, "a=1"]
     (failed,) = client.list(service="mail.failed")[0]
-    assert client.show(failed["uuid"])["trace"] == trace
+    shown = client.show(failed["uuid"])
+    assert (shown["trace"], shown["tracestate"]) == (trace, "a=1")
 
 
 def test_the_signature_is_checked_as_the_document_says(hooks: Hooks, client: Client, receiver: Receiver) -> None:
