@@ -53,7 +53,7 @@ class TomlFile:
         self._lines: dict[KeyPath, int] | None = None
         content = path.read_bytes() if content is None else content
         try:
-            self.text = content.decode().replace("\r\n", "\n")
+            self.text = content.decode("utf-8-sig").replace("\r\n", "\n")
             self.values = tomllib.loads(self.text)
         except UnicodeDecodeError as error:
             line = content.count(b"\n", 0, error.start) + 1

@@ -98,14 +98,17 @@ def load_access(path: str | Path) -> Access:
 class AccessFile:
     """An access file that was read and has no fault, and the lines of what it says."""
 
-    def __init__(self, path: str | Path) -> None:
-        """Raises AccessError, as `load_access` does."""
+    def __init__(self, path: str | Path, *, folder: Path | None = None, needs_users: bool = True) -> None:
+        """Raises AccessError, as `load_access` does. Relative paths begin in `folder`, or where the file is;
+        `needs_users`: a file without users is a fault."""
         self.path = Path(path)
+        self._folder = folder or self.path.parent
         try:
             self._file = TomlFile(self.path, _read(self.path))
         except NotToml as error:
             raise AccessError(f"{error}; correct the line") from error
         self.text = text = self._file.text
+        self.lines = text.split("\n")
         document = self._file.values
         self._unknown((), document, (*TABLES, LOCKOUT))
         self.allows_lockout = document.get(LOCKOUT, False)
@@ -128,7 +131,7 @@ class AccessFile:
                 self._fault(("users", name, "expires"), f"{fact}; {advice}")
         keys, tokens, certificates, logins = self._keys(), *map(self._proofs, (TOKENS, CERTIFICATES, LOGINS))
         uids = {name: self._endpoint(name, endpoint) for name, endpoint in endpoints.items()}
-        if not self._file.mistakes and not document.get("users") and self.allows_lockout is False:
+        if needs_users and not self._file.mistakes and not document.get("users") and self.allows_lockout is False:
             fact = "there are no users, so no client or worker could connect"
             self._fault((), f"{fact}; add [users.NAME], or {LOCKOUT} = true if that is intended")
         if mistakes := self._file.mistakes:
@@ -233,7 +236,7 @@ class AccessFile:
                     self._fault((*path, number), f"{_shown(path)}: {fact}; give the one that ends with .key")
                     continue
                 try:
-                    key = public_key(text, self.path.parent)
+                    key = public_key(text, self._folder)
                 except AccessError as error:
                     self._fault((*path, number), f"{_shown(path)}: {error}")
                 else:

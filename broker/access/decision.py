@@ -130,4 +130,4 @@ class _Question:
 
     def _decision(self, allowed: bool, path: KeyPath, reason: str) -> Decision:
         line = self._file.line(path)
-        return Decision(allowed, self._file.path, line, self._file.text.split("\n")[line - 1].strip(), reason)
+        return Decision(allowed, self._file.path, line, self._file.lines[line - 1].strip(), reason)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
@@ -9,14 +10,15 @@ import re
 import shutil
 import sys
 import tomllib
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 
-from broker import AccessError, AccessFile, Decision, UsageError, decide, new_keys, new_token, public_key
+from broker import AccessError, AccessFile, Decision, TomlFile, UsageError, decide, new_keys, new_token, public_key
 from titanic.cli.options import FILE, command, json_flag, option
 from titanic.cli.printing import print_done, print_json, print_table
 from titanic.cli.running import EXIT_FAILED, EXIT_USAGE, is_about_missing
@@ -146,9 +148,11 @@ def enable(settings: Path, path: Path, as_json: bool) -> None:
     Example:
       titanic access enable /etc/titanic/titanic.toml --access /etc/titanic/access.toml
     """
+    click.get_current_context().with_resource(_locked(settings))
     AccessFile(path)
-    text = before = settings.read_text()
     try:
+        text = before = TomlFile(settings).text
+        text += "" if text.endswith("\n") else "\n"
         for table, unit in (("serve", "titanic"), ("broker", "titanic-broker")):
             there = tomllib.loads(text).get(table, {})
             new = {"access": str(path), "key": f"/run/credentials/{unit}.service/server.key_secret"}
@@ -158,7 +162,7 @@ def enable(settings: Path, path: Path, as_json: bool) -> None:
             elif table == "serve":
                 text += f"\n[{table}]\n{lines}"
         tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, AttributeError, TypeError) as error:
+    except (ValueError, AttributeError, TypeError) as error:
         raise click.ClickException(f"{settings} cannot be changed: {error}; run titanic config check") from error
     said = "nothing to do, access and key are set"
     if text != before:
@@ -271,7 +275,8 @@ def add(user: str, lines: tuple[str, ...], with_token: bool, path: Path, as_json
       titanic access add crm 'submit = ["mail.*"]' 'read = "own"' --access /etc/titanic/access.toml
       titanic access add bob 'metrics = true' --token --access /etc/titanic/access.toml
     """
-    text = AccessFile(path).text if path.exists() else ""
+    click.get_current_context().with_resource(_locked(path))
+    text = AccessFile(path, needs_users=False).text if path.exists() else ""
     if user in tomllib.loads(text).get("users", {}):
         raise click.ClickException(
             f"{path} has a user {user} already; change its lines, or give it another key: rotate"
@@ -314,7 +319,7 @@ def rotate(user: str, finish: bool, path: Path, as_json: bool) -> None:
       titanic access rotate shop --access /etc/titanic/access.toml
       titanic access rotate shop --finish --access /etc/titanic/access.toml
     """
-    document = _with_user(path, user)
+    text, document = _with_user(path, user)
     keys = document["users"][user].get("keys", [])
     made: tuple[Path, ...] = ()
     if finish and len(keys) < 2:
@@ -323,10 +328,9 @@ def rotate(user: str, finish: bool, path: Path, as_json: bool) -> None:
         number = next(one for one in range(2, 1 << 20) if not path.with_name(f"{user}-{one}.key").exists())
         made = new_keys(path.parent, f"{user}-{number}")
     document["users"][user]["keys"] = keys[-1:] if finish else [*keys, made[0].name]
-    line = f"keys = {json.dumps(document['users'][user]['keys'])}\n"
-    parts = _tables(path.read_text())
+    parts = _tables(text)
     at = next((number for number, part in enumerate(parts) if part[0] == ("users", user)), 0)
-    parts[at] = *parts[at][:2], line + _KEYS.sub("", parts[at][2], count=1)
+    parts[at] = *parts[at][:2], _with_keys(parts[at][2], document["users"][user]["keys"], is_added=not finish)
     try:
         _change(path, parts, document)
     except BaseException:
@@ -358,37 +362,66 @@ def revoke(user: str, path: Path, as_json: bool) -> None:
     Example:
       titanic access revoke shop --access /etc/titanic/access.toml
     """
-    document = _with_user(path, user)
+    text, document = _with_user(path, user)
     gone = [("users", user)]
     gone += [("endpoints", name) for name, one in document.get("endpoints", {}).items() if one["user"] == user]
     for kind, name in gone:
         del document[kind][name]
-    _change(path, [part for part in _tables(path.read_text()) if part[0] not in gone], document)
+    parts = [part if part[0] not in gone else ((), _ABOVE.sub(r"\1", part[1], count=1), "") for part in _tables(text)]
+    _change(path, parts, document)
     result = {"user": user, "endpoints": [name for kind, name in gone if kind == "endpoints"]}
     print_done(
         result, f"{path}: user {user} removed; its clients are disconnected when the server is reloaded", as_json
     )
 
 
-def _with_user(path: Path, user: str) -> dict[str, Any]:
-    """The tables of an access file that has a user."""
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Let one command at a time change a file: another one would write what it read before."""
+    folder = os.open(path.resolve().parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with suppress(OSError):  # not every file system has locks
+            fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _with_user(path: Path, user: str) -> tuple[str, dict[str, Any]]:
+    """The text and the tables of an access file that has a user, which only this command changes."""
+    click.get_current_context().with_resource(_locked(path))
     file = AccessFile(path)
     if user not in file.users:
         raise click.ClickException(f"{path} has no user {user}; it has {', '.join(file.users)}")
-    return tomllib.loads(file.text)
+    return file.text, tomllib.loads(file.text)
 
 
-_HEAD = re.compile(r"((?:^[ \t]*(?:#.*)?\n)*^[ \t]*\[.*\n?)", re.MULTILINE)
-"""A table's first line, with the comments above it."""
+_HEAD = re.compile(r"((?:^[ \t]*(?:#.*)?\n)*(?:^[ \t]*\[.*\n?|\Z))", re.MULTILINE)
+"""A table's first line, with the comments above it; or the comments at the end."""
+_ABOVE = re.compile(r"(\s*#.*\n[ \t]*\n)?.*", re.DOTALL)
+"""Its group: comments that an empty line separates from the table, and which are about more than it."""
 _TABLE = re.compile(r"""^\s*\[(\w+)\.("[^"\n]+"|'[^'\n]+'|[\w-]+)""", re.MULTILINE)
-_KEYS = re.compile(r"""^\s*keys\s*=\s*\[(?:"[^"\n]*"|'[^'\n]*'|#.*|[^"'#\]])*\].*\n?""", re.MULTILINE)
+_KEYS = re.compile(r"""^\s*keys\s*=\s*(\[(?:"[^"\n]*"|'[^'\n]*'|#.*|[^"'#\]])*\])""", re.MULTILINE)
+_KEY = re.compile(r"""#.*|("[^"\n]*"|'[^'\n]*')""")
 
 
 def _tables(text: str) -> list[tuple[tuple[str, ...], str, str]]:
     """The tables of an access file: kind and name, the first line with comments above it, and the rest."""
-    first, *rest = _HEAD.split(text)
+    first, *rest = _HEAD.split(text if text.endswith("\n") else f"{text}\n")
     names = [found and (found[1], found[2].strip("\"'")) for found in map(_TABLE.search, rest[::2])]
     return [((), first, ""), *zip((name or () for name in names), rest[::2], rest[1::2], strict=True)]
+
+
+def _with_keys(body: str, keys: list[str], *, is_added: bool) -> str:
+    """The lines of a user's table with other keys; if only the last is added, the rest stays as it is written."""
+    if not (found := _KEYS.search(body)):
+        return f"keys = {json.dumps(keys)}\n{body}"
+    begin, end = found.span(1)
+    last = max((one.end() for one in _KEY.finditer(body, begin, end) if one[1]), default=0)
+    if is_added and last:
+        return f"{body[:last]}, {json.dumps(keys[-1])}{body[last:]}"
+    return f"{body[:begin]}{json.dumps(keys)}{body[end:]}"
 
 
 def _change(path: Path, parts: list[tuple[tuple[str, ...], str, str]], document: dict[str, Any]) -> None:
@@ -402,18 +435,21 @@ def _change(path: Path, parts: list[tuple[tuple[str, ...], str, str]], document:
 
 
 def _replace(path: Path, text: str, *, is_access: bool = False) -> None:
-    """Replace a file, keeping its owner and permissions; an access file only if it has no fault."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    """Replace a file, keeping its owner, permissions and line ends; an access file only if it has no fault."""
+    target = path.resolve()  # servers may read what a link leads to
+    draft, is_crlf = target.with_name(f".{target.name}.new"), target.exists() and b"\r\n" in target.read_bytes()
+    draft.unlink(missing_ok=True)  # of a command that was killed
     try:
-        if path.exists():
-            shutil.copy2(path, draft)
-            os.chown(draft, path.stat().st_uid, path.stat().st_gid)
-        else:
-            draft.touch(0o640)
-        draft.write_text(text)
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640), "wb") as file:
+            if target.exists():
+                os.chown(draft, target.stat().st_uid, target.stat().st_gid)
+                shutil.copystat(target, draft)
+            file.write(text.replace("\n", "\r\n" if is_crlf else "\n").encode())
+            file.flush()
+            os.fsync(file.fileno())
         if is_access:
-            AccessFile(draft)
-        draft.replace(path.resolve())  # servers may read what a link leads to
+            AccessFile(draft, folder=path.parent)
+        draft.replace(target)
     except AccessError as error:
         raise AccessError(str(error).replace(str(draft), str(path))) from error
     finally:
