@@ -308,7 +308,8 @@ def services(as_json: bool, last: float, reach: EndpointReach) -> None:
 
     Counts and times outlast restarts, and are those of all servers that share a store. WAIT is the time until the first
     attempt, RUN that of an attempt: half, 90 % and 99 % took no longer, about. RETRIED counts attempts that failed and
-    were followed by another.
+    were followed by another. RUNNING exceeds WORKERS while requests sent ahead wait for a free worker, and a limit that
+    was lowered until those of before have ended.
 
     --json prints {since, step, incomplete, total, services, other, bytes}: since in microseconds since 1970; step the
     length of a period in seconds; incomplete [[from, until]] of spans for which counts are missing, because a server

@@ -20,7 +20,7 @@ MOST_SERVICES = 100
 OTHERS = "(others)"
 
 MOST_REFUSALS = 200
-"""Pairs of user and action whose refusals are counted separately."""
+"""Pairs of user and action whose refusals are shown separately."""
 
 UNKNOWN = "(unknown)"
 """In place of a user's name, for connections that are not authenticated."""
@@ -182,14 +182,13 @@ def shown_totals(totals: Mapping[bytes, ServiceTotals]) -> dict[str, ServiceTota
 
 
 def refusals(*counted: Mapping[tuple[str, str], int]) -> dict[tuple[str, str], int]:
-    """Add counts by user and action; return the largest ones, and the sum of the others."""
-    total: Counter[tuple[str, str]] = Counter()
+    """Add counts by user and action. The first of each that there were are named for good, and the others are added up,
+    so that no number decreases."""
+    found: Counter[tuple[str, str]] = Counter()
     for counts in counted:
-        total.update(counts)
-    keys = sorted(total, key=lambda key: (-total[key], key))
-    rest = sum(total[key] for key in keys[MOST_REFUSALS:])
-    found = {(user or UNKNOWN, action): total[user, action] for user, action in keys[:MOST_REFUSALS]}
-    return found | ({(OTHERS, ""): found.get((OTHERS, ""), 0) + rest} if rest else {})
+        for at, ((user, action), count) in enumerate(counts.items()):
+            found[(user or UNKNOWN, action) if at < MOST_REFUSALS else (OTHERS, "")] += count
+    return dict(found)
 
 
 def bounded(counts: Mapping[str, int]) -> dict[str, int]:

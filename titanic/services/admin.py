@@ -50,9 +50,13 @@ from titanic.store import (
     SharedReadTransaction,
     State,
     WriteTransaction,
+    retried_at,
 )
 
 DEAD = (State.FAILED, State.EXPIRED)
+
+RESENT = 600_000_000
+"""µs for which a retry of a request by its UUID may be sent again because its answer was lost: it counts as done."""
 
 
 class LimitReached(Exception):
@@ -171,7 +175,7 @@ class AdminWrite(Write):
         following: bytes | None = None
         uuids: Collection[bytes]
         if options.uuids is not UNSET:
-            uuids = [bytes.fromhex(uuid) for uuid in options.uuids]
+            uuids = [*dict.fromkeys(map(bytes.fromhex, options.uuids))]
             if len(uuids) > self._most:
                 raise ValueError(f"the store is nearly full: name at most {self._most} requests at a time")
         else:
@@ -193,7 +197,8 @@ class AdminWrite(Write):
         try:
             if isinstance(options, RetryAction):
                 body = _new_body(options, ask)
-                done = sum(self._retry(transaction, uuid, now_us, ask, tally, body) for uuid in uuids)
+                named = options.uuids is not UNSET
+                done = sum(self._retry(transaction, uuid, now_us, ask, tally, body, named=named) for uuid in uuids)
             else:
                 done = sum(self._purge(transaction, uuid, now_us, ask, tally) for uuid in uuids)
         finally:  # those before a limit or a full store are done
@@ -220,7 +225,10 @@ class AdminWrite(Write):
         ask: Ask,
         tally: Tally,
         body: Frames | None = None,
+        *,
+        named: bool = False,
     ) -> bool:
+        """Retry a request; return whether that is done, perhaps by the same message before. `named`: by its UUID."""
         user = ask.user
         if user is not None and is_hidden(transaction, user, uuid):
             return self._keep(ask, uuid, not_owned(user, uuid))
@@ -238,11 +246,17 @@ class AdminWrite(Write):
             waiting = UserLimits(waiting=user.limits.waiting)  # its bytes count already
             if (fault := over_limit(load, waiting, 1, 0, holder)) is not None:
                 raise LimitReached(f"user full: {fault}")
-        if row is None or not transaction.retry(uuid, now_us):
+        if row is None:
             return False
+        if not transaction.retry(uuid, now_us):
+            resent = named and row.state not in DEAD and now_us - retried_at(transaction, uuid) < RESENT
+            stored = transaction.request(uuid) if resent and body is not None else None
+            return resent and (body is None or (stored is not None and stored.body == body))
         if old is not None:
             transaction.change(uuid, now_us, body=body)
             self._context.histories.replace(transaction, old, now_us)
+        elif named:
+            self._context.histories.retried(transaction, uuid, now_us)
         self._returned.add(row.service)
         self._requeued[row.service] += 1
         if user is not None and row.owner != user.owner:

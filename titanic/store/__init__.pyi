@@ -2,6 +2,7 @@ from titanic.store.attempt_history import MOST_ERROR as MOST_ERROR
 from titanic.store.attempt_history import HistoryWriter as HistoryWriter
 from titanic.store.attempt_history import closed_histories as closed_histories
 from titanic.store.attempt_history import find_history as find_history
+from titanic.store.attempt_history import retried_at as retried_at
 from titanic.store.attempt_history import with_attempt as with_attempt
 from titanic.store.attempt_history import with_replaced as with_replaced
 from titanic.store.claiming import Bound as Bound

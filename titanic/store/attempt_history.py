@@ -4,8 +4,9 @@ and the first and the last of the bodies that retries replaced.
     t  uuid             of a stored request
     t  \\0  sequence u64  of a closed one, under its number: from the close on, for the archive
 
-A value is the msgpack of an `AttemptHistory`, compressed: five tracebacks are mostly the same. A request that succeeds
-at once has no row. The rows keep to their share of the room; the oldest make way, those of closed requests first.
+A value is the msgpack of an `AttemptHistory`, compressed: five tracebacks are mostly the same. `retried_at`: if the
+request was retried since its last attempt. A request that succeeds at once has no row. The rows keep to their share of
+the room; the oldest make way, those of closed requests first.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import zlib
 from base64 import b64encode
 from codecs import utf_8_decode
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from msgspec import MsgspecError, convert, json, msgpack
@@ -64,7 +66,7 @@ def sequence_of(key: bytes) -> int:
 
 
 def read_history(value: bytes) -> AttemptHistory | None:
-    """What a row says; None: it makes no sense."""
+    """What a row says; None: nothing, or it makes no sense."""
     try:
         row = msgpack.decode(zlib.decompress(value), type=dict[str, Any])
         history = convert({"replaced": []} | row, AttemptHistory)  # which requires all of its keys if it is compiled
@@ -72,7 +74,15 @@ def read_history(value: bytes) -> AttemptHistory | None:
         return None
     if not history["replaced"]:
         del history["replaced"]
-    return history
+    return history if history["attempts"] or "replaced" in history else None
+
+
+def retried_at(transaction: ReadTransaction, uuid: bytes) -> int:
+    """When a request was retried by its UUID, unless an attempt has failed since, in µs since 1970; 0: never."""
+    for _, value in transaction.facts(history_key(uuid), limit=1):
+        with suppress(zlib.error, MsgspecError):
+            return int(msgpack.decode(zlib.decompress(value), type=dict[str, Any]).get("retried_at", 0))
+    return 0
 
 
 def find_history(transaction: ReadTransaction, uuid: bytes) -> AttemptHistory | None:
@@ -136,11 +146,19 @@ class HistoryWriter:
     def replace(self, transaction: WriteTransaction, old: StoredRequest, now_us: int) -> None:
         """Keep the body of a request that gets another one."""
         most = 0 if drops_body(old.options, Status.DONE) else self._most_replaced
-        self.put(transaction, old.uuid, with_replaced(find_history(transaction, old.uuid), old.body, now_us, most))
+        history = with_replaced(find_history(transaction, old.uuid), old.body, now_us, most)
+        self.put(transaction, old.uuid, history, now_us)
 
-    def put(self, transaction: WriteTransaction, uuid: bytes, history: AttemptHistory) -> None:
+    def retried(self, transaction: WriteTransaction, uuid: bytes, now_us: int) -> None:
+        """Remember that a request is retried."""
+        self.put(transaction, uuid, find_history(transaction, uuid) or _empty(), now_us)
+
+    def put(
+        self, transaction: WriteTransaction, uuid: bytes, history: AttemptHistory, retried_at: int | None = None
+    ) -> None:
         """Store the history of a request."""
-        value = zlib.compress(msgpack.encode(history), _FASTEST)
+        row = {**history} if retried_at is None else {**history, "retried_at": retried_at}
+        value = zlib.compress(msgpack.encode(row), _FASTEST)
         transaction.put_facts([(history_key(uuid), value)])
         self._added += len(value) + _ROW
         if self._added >= self._most // 8:

@@ -236,6 +236,25 @@ def test_a_failed_request_is_retried_with_another_body(served: Server, client: C
     assert ([b64decode(one) for one in old["frames"]], old["bytes"]) == ([b"\xff", b"two"], 4)
 
 
+def test_a_retry_that_is_sent_again_when_its_answer_was_lost(served: Server, client: Client) -> None:
+    """Counts as done while the request has not failed again; one that was not retried does not."""
+    uuid, other = failed(served, client, "5 $"), failed(served, client, "5")
+    expired, waiting = client.submit("absent", "x", ttl=0.001), client.submit("absent", "x")
+    until(lambda: client.show(expired)["state"] == "expired")
+    for _ in range(2):
+        assert client.retry(uuid, uuid, expired, waiting) == 2
+        assert client.retry(other, body=["5 EUR"]) == 1
+    assert client.retry(other, body=["6 EUR"]) == 0, "it has another body"
+    assert "history" not in client.show(expired)
+    assert client.show(uuid)["history"]["counts"] == {"failed": 1}
+    with Worker("pay", _pay, served.endpoints[0], config=QUICK):
+        assert client.wait(other, 60) == [b"5 EUR"]
+        assert client.retry(other, body=["5 EUR"]) == 1, "done, as it asks"
+        until(lambda: client.show(uuid)["state"] == "failed")
+        assert client.retry(uuid) == 1, "failed again"
+        until(lambda: client.show(uuid)["history"]["counts"] == {"failed": 3})
+
+
 def test_the_first_and_the_last_body_are_kept(served: Server, client: Client) -> None:
     """The beginning of a long one, and none of a request without its body after success."""
     uuid = failed(served, client, "a" * 100_000)

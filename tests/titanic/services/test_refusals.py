@@ -81,11 +81,21 @@ def test_users_without_end_are_counted_together(monkeypatch: pytest.MonkeyPatch)
     assert refusals.counts[ownership.OTHERS] == 7
 
 
-def test_the_figures_of_broker_and_services_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshot, "MOST_REFUSALS", 2)
+def test_the_figures_of_broker_and_services_are_one() -> None:
     mine = {("shop", "titanic.submit"): 2, ("", "connect"): 5}
-    theirs = {("shop", "titanic.submit"): 1, ("shop", "call"): 1, ("web", "call"): 1}
+    theirs = {("shop", "titanic.submit"): 1, ("web", "call"): 1}
     assert snapshot.refusals(mine) == {("shop", "titanic.submit"): 2, ("(unknown)", "connect"): 5}
-    together = {("(unknown)", "connect"): 5, ("shop", "titanic.submit"): 3, ("(others)", ""): 2}
+    together = {("shop", "titanic.submit"): 3, ("(unknown)", "connect"): 5, ("web", "call"): 1}
     assert snapshot.refusals(mine, theirs) == together
     assert snapshot.refusals({}, {}) == {}
+
+
+def test_no_figure_decreases_when_another_user_is_refused_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot, "MOST_REFUSALS", 2)
+    refusals, before = Refusals(), dict[tuple[str, str], int]()
+    for number in [0, 0, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4, 4, 0]:
+        refusals.add(User(f"user{number}"), b"titanic.list", "no")
+        now = snapshot.refusals(refusals.counts)
+        assert all(now[key] >= count for key, count in before.items()), (before, now)
+        before = now
+    assert before == {("user0", "titanic.list"): 3, ("user1", "titanic.list"): 2, ("(others)", ""): 10}

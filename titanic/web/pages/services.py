@@ -92,6 +92,13 @@ class ServiceRow:
         return self.waiting + self.delayed + self.running
 
     @property
+    def excess(self) -> str:
+        """Why more of its requests run than its limit, or than it has workers; empty: no more do."""
+        if self.running > (self.limits.get("running") or math.inf):
+            return "more than its limit: they began before it was lowered"
+        return "sent to workers; some wait for a free one" if self.running > (self.workers or math.inf) else ""
+
+    @property
     def by_age(self) -> float:
         """A sort key: larger the older its oldest request is."""
         return -math.inf if self.oldest is None else -self.oldest

@@ -55,11 +55,11 @@ class UserRow(NamedTuple):
 
 
 class Denials(NamedTuple):
-    """What the server denied since its start."""
+    """What the server refused since its start."""
 
     users: list[Refusal]
-    reasons: list[tuple[str, int]]
-    """The number of denials by reason."""
+    not_stored: list[tuple[str, int]]
+    """Requests that were not stored, by reason: mostly for lack of room."""
 
 
 def row_of(user: User, access: Access) -> UserRow:

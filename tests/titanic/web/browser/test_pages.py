@@ -92,10 +92,13 @@ def test_lists_show_the_end_of_a_uuid_and_copy_all_of_it(window: Window, lived: 
 
 def test_pages_about_the_queue(window: Window, client: Client) -> None:
     nightly = Schedule("nightly-" + "x" * 60, "backup", every=3600)
-    submit_tick(client, nightly, 1_795_000_000 // 3600 * 3600)
-    pause_schedule(client, "weekly")
+    pause_schedule(client, "late")
+    uuid = submit_tick(client, nightly, 1_795_000_000 // 3600 * 3600)
     late: ScheduleReport = {"name": "late", "service": "mail", "when": "30 2 * * *", "tz": "Asia/Tokyo", "next": 60.0}
-    client.register_schedules([late, late | {"name": "x" * 60, "when": "0,30 " * 30, "next": client.clock() + 600}])
+    last: ScheduleReport = {**late, "name": nightly.name, "tick": 1_795_000_000, "uuid": uuid}
+    client.register_schedules(
+        [late, last, late | {"name": "x" * 60, "when": "0,30 " * 30, "next": client.clock() + 600}]
+    )
     client.set_service("mail" * 30, paused=True)
     page = window.page("/schedules")
     window.check(page)
@@ -154,9 +157,12 @@ def test_actions(window: Window, lived: Lived, client: Client, script: bool) -> 
     page.get_by_role("link", name="Delete…").click()
     page.get_by_role("button", name="Delete request").click()
     see(page, "Request closed")
+    nightly: ScheduleReport = {"name": "nightly", "service": "mail", "when": "@daily", "tz": "UTC", "next": 60.0}
+    client.register_schedules([nightly])
     page.goto("/schedules")
-    page.get_by_label("Name", exact=True).fill("nightly")
-    page.get_by_role("button", name="Pause", exact=True).click()
+    by_name = page.get_by_role("region", name="Pause or resume by name")
+    by_name.get_by_label("Name").fill("nightly")
+    by_name.get_by_role("button", name="Pause", exact=True).click()
     expect(page.get_by_role("status").filter(has_text="nightly is paused.")).to_be_visible()
     page.get_by_role("row").get_by_role("button", name="Resume").click()
     expect(page.get_by_role("status").filter(has_text="nightly resumes")).to_be_visible()
@@ -207,6 +213,25 @@ def test_a_user_signs_in_and_out(chromium: Chromium, tmp_path: Path) -> None:
         see(page, "Denied actions", 2)
         expect(page.get_by_role("row", name="alice titanic.stats")).to_be_visible()
         window.check(page, 403)
+        window.close()
+
+
+@pytest.mark.parametrize("script", [True, False], ids=["script", "no-script"])
+def test_on_phones_the_audit_has_no_empty_cells(chromium: Chromium, tmp_path: Path, script: bool) -> None:
+    with secured(tmp_path / "scene") as scene, chromium.at_work() as browser:
+        window = Window(browser, scene.url)
+        keys = {"key": scene.keys / "chief.key_secret", "server_key": scene.server_key}
+        with Client(scene.server.endpoints[0], timeout=60, **keys) as client:
+            client.set_service("mail", paused=True)
+        page = window.page("/audit", script=script)
+        page.get_by_label("Token").fill(TOKENS["chief"])
+        page.get_by_role("button", name="Sign in").click()
+        row = page.get_by_role("row").filter(has_text="pause").first
+        expect(row).to_contain_text("–")
+        for width in (400, 319):
+            page.set_viewport_size({"width": width, "height": 800})
+            assert "–" not in row.inner_text()
+            assert "chief" in row.inner_text()
         window.close()
 
 

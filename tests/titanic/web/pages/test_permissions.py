@@ -11,13 +11,16 @@ from support.waiting import until
 from support.web_secured import PEOPLE, TOKENS, Secured, csrf_of, secured
 
 from broker import Worker
+from titanic import Client
 
 
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(PEOPLE, "reader", 'read = "all"\n')
-        patch.setitem(TOKENS, "reader", "token-of-reader")
+        patch.setitem(PEOPLE, "small", 'submit = ["*"]\nlimits = { waiting = 1 }\n')
+        for name in ("reader", "small"):
+            patch.setitem(TOKENS, name, f"token-of-{name}")
         with secured(tmp_path_factory.mktemp("secured") / "scene") as scene:
             yield scene
 
@@ -107,7 +110,10 @@ def test_users_are_listed_for_admins_only(scene: Secured) -> None:
     assert "chief" not in found.text
     assert "Denied actions" not in found.text
     scene.browser("bob").get("/failures")
+    full = [scene.program("small").post("/v1/services/nobody/requests", content=b"x").status_code for _ in range(3)]
+    assert full == [202, 503, 503]
     text = scene.browser("chief").get("/users").text
+    assert "Requests not stored: user full 2." in Page(text).text
     assert ["bob", "titanic.list"] in [row[:2] for row in Page(text).rows]
     rows = {row[0]: row[1:] for row in Page(text).rows if len(row) > 3}
     assert rows["alice"] == ["submit *; work *", "own requests", "close", "none", "key, token", "End all"]
@@ -135,9 +141,10 @@ def test_the_audit_is_shown_to_those_who_may_see_it(scene: Secured) -> None:
 
 
 def test_schedules_of_other_users_cannot_be_paused(scene: Secured) -> None:
-    program = scene.program("alice")
-    key = "cron:nightly:2026-11-22T20:00:00Z"
-    answer = program.post("/v1/services/backup/requests", content=b"x", headers={"Idempotency-Key": key})
-    assert answer.status_code == 202, answer.text
+    keys = {"key": scene.keys / "alice.key_secret", "server_key": scene.server_key}
+    with Client(scene.server.endpoints[0], timeout=60, **keys) as client:
+        client.register_schedules(
+            [{"name": "nightly", "service": "backup", "when": "@daily", "tz": "UTC", "next": 9.0}]
+        )
     assert "Pause" in Page(scene.browser("alice").get("/schedules").text).rows[0][6]
     assert "only alice can pause it" in Page(scene.browser("chief").get("/schedules").text).rows[0][6]

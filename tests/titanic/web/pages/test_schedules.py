@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import httpx
-import pytest
 from support.pages import page_of
 
 from titanic import Client
 from titanic.protocol.documents import ScheduleReport
 from titanic.schedules import Schedule, Scheduler
+from titanic.schedules.schedule import in_utc
 from titanic.schedules.scheduler import pause_schedule, paused_schedules, submit_tick
 
 NIGHTLY = Schedule("nightly", "backup", [b"all", b"\xff"], every=3600, options={"priority": 7, "limit": 60})
@@ -23,22 +23,32 @@ def do(http: httpx.Client, what: str, **fields: str) -> httpx.Response:
     return http.post(f"/actions/schedules/{what}", data={"csrf": csrf, **fields}, follow_redirects=True)
 
 
-def test_an_empty_list_says_what_to_do(http: httpx.Client) -> None:
-    assert "No schedules in the queue" in page_of(http, "/schedules").text
+def report(client: Client, schedule: Schedule, **more: Any) -> None:
+    """Register a schedule as a scheduler does."""
+    next = client.clock() + 3600
+    row = {"name": schedule.name, "service": schedule.service, "when": "every 3600 s", "tz": "UTC", "next": next}
+    client.register_schedules([cast(ScheduleReport, row | more)])
 
 
-def test_ticks_and_pauses(http: httpx.Client, client: Client) -> None:
+def test_an_empty_list_says_what_to_do(http: httpx.Client, client: Client) -> None:
+    """Also beside requests of schedules that no scheduler has registered: requests are not searched."""
     submit_tick(client, NIGHTLY, TICK)
-    uuid = submit_tick(client, NIGHTLY, TICK + 3600)
-    pause_schedule(client, "weekly")
-    client.submit("mail", b"", key="cron-like: cron:x")
-    rows = page_of(http, "/schedules").rows
-    assert [row[:2] for row in rows] == [["nightly", "active"], ["weekly", rows[1][1]]]
-    assert rows[0][2:4] == ["backup", "not registered"]
-    assert rows[0][4].endswith("Z")
-    assert "waiting" in rows[0][5]
-    assert rows[1][1].startswith("paused for ")
+    found = page_of(http, "/schedules")
+    assert "No schedules" in found.text
+    assert found.rows == []
+
+
+def test_last_ticks_with_their_outcomes(http: httpx.Client, client: Client) -> None:
+    uuid = submit_tick(client, NIGHTLY, TICK)
+    report(client, NIGHTLY, tick=TICK, uuid=uuid)
+    report(client, HOURLY)
+    hourly, nightly = page_of(http, "/schedules").rows
+    assert hourly[:3] == ["hourly", "active", "backup"]
+    assert hourly[4:6] == ["none", "–"]
+    assert nightly[4:6] == [in_utc(TICK).replace("T", " ").replace("Z", " UTC"), "waiting"]
     assert f"/requests/{uuid}" in http.get("/schedules").text
+    client.close(uuid)
+    assert page_of(http, "/schedules").rows[1][5] == "closed"
 
 
 def test_registered_schedules(http: httpx.Client, client: Client) -> None:
@@ -50,7 +60,7 @@ def test_registered_schedules(http: httpx.Client, client: Client) -> None:
     assert daily[3].endswith("30 2 * * * Asia/Tokyo")
     assert hourly[:3] == ["hourly", "active", "backup"]
     assert hourly[3].endswith("every 3600 s")
-    assert hourly[4:6] == ["–", "none"]
+    assert hourly[4:6] == ["none", "–"]
     pause_schedule(client, "daily")
     assert page_of(http, "/schedules").rows[0][1].startswith("paused for")
 
@@ -85,21 +95,16 @@ def test_the_scheduler_of_a_schedule_without_requests_runs_it(http: httpx.Client
     Scheduler(client, [daily]).once()
     (row,) = client.list(service="mail")[0]
     assert client.look(row["uuid"]).body == [b"all", b"\xff"]
-    assert row["uuid"] in http.get("/schedules").text
+    assert row["key"].startswith("cron:daily:run:")
     assert do(http, "run", name="no name").status_code == 400
 
 
 def test_requests_that_cannot_be_run(http: httpx.Client, client: Client) -> None:
-    other = client.submit("mail", b"")
-    assert do(http, "run", uuid=other).status_code == 400
+    for key in ("other", "cron:<b>:paused", "cron:a:2026", "cron::run:00", "xcron:a:run:00", "cron:a:paused"):
+        other = client.submit("mail", b"", key=key)
+        assert do(http, "run", uuid=other).status_code == 400
     large = submit_tick(client, Schedule("big", "backup", bytes(2 << 20), every=60), TICK)
     answer = do(http, "run", uuid=large)
     assert answer.status_code == 413
     assert "titanic cron run FILE big" in answer.text
     assert do(http, "run", uuid="x").status_code == 400
-
-
-@pytest.mark.parametrize("key", ["cron:<b>:paused", "cron:a:2026", "cron::paused", "xcron:a:paused"])
-def test_similar_keys_are_no_schedules(http: httpx.Client, client: Client, key: str) -> None:
-    client.submit("cron.paused", b"", key=key, delay=60)
-    assert page_of(http, "/schedules").rows == []

@@ -71,6 +71,20 @@ def test_services_that_only_record_a_state_are_not_listed(http: httpx.Client, cl
     assert page_of(http, "/services/cron.paused").figures["Delayed"] == "1"
 
 
+def test_a_service_that_has_more_than_its_limit_says_why(http: httpx.Client, server: Server, client: Client) -> None:
+    client.submit_batch("mail", [b"x"] * 2)
+    with raw_worker(server.endpoints[0], b"mail") as one, raw_worker(server.endpoints[0], b"mail") as other:
+        one.take(), other.take()
+        until(lambda: page_of(http, "/services/mail").figures["Running"] == "2")
+        server.reload(replace(server.config, limits={b"mail": ServiceLimits(running=1)}))
+        text = "2 more than its limit: they began before it was lowered"
+        until(lambda: page_of(http, "/services/mail").figures["Running"] == text)
+    ahead = services.ServiceRow("mail", running=8, workers=4)
+    assert ahead.excess == "sent to workers; some wait for a free one"
+    assert not replace(ahead, running=4).excess
+    assert not replace(ahead, workers=None).excess
+
+
 @pytest.mark.parametrize("name", ["mail", "a/b c", "..", "<i>&?#%", "größe"])
 def test_each_service_has_a_page(http: httpx.Client, client: Client, name: str) -> None:
     client.submit(name, b"")
