@@ -35,7 +35,16 @@ from titanic.cli.status import judge, observe, worker_counts
 from titanic.cli.store_files import DATA, Files, place_option
 from titanic.client.client import Client
 from titanic.errors import TitanicError
-from titanic.facts.service_health import POISON, RECENTLY, is_failing, is_slow, outcomes
+from titanic.facts.service_health import (
+    LATELY,
+    POISON,
+    RECENTLY,
+    USUALLY,
+    is_failing,
+    is_slow,
+    outcomes,
+    slower_services,
+)
 from titanic.store import library_version
 from titanic.util import ids
 from titanic.util.files import file_system
@@ -231,6 +240,9 @@ class Doctor:
         if slow:
             text = f"slower than usual, with all workers busy: {_named([*slow], slow)}"
             self._add("speed", text, "titanic services shows run times; add workers", ok=False)
+        if slower := slower_services(client.facts(USUALLY), client.facts(LATELY), recent):
+            text = ", ".join(f"{name} ({times})" for name, times in [*slower.items()][:MAX_NAMED])
+            self._add("run times", f"longer than usual: {text}", "see what these services wait for", ok=False)
         failing = [f"{name} ({outcomes(one)})" for name, one in recent["services"].items() if is_failing(one)]
         if failing:
             self._add("failures", f"lately: {', '.join(failing)}", "titanic ls --group-errors --since 1h", ok=False)

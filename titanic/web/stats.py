@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeVar, TypeVarTuple
+from typing import Any, Literal, NamedTuple, TypeVar, TypeVarTuple, cast
 
 from markupsafe import Markup
 from starlette.requests import Request
@@ -56,6 +56,9 @@ LOAD_SHARE = 0.02
 MAX_CACHE_TTL = 10.0
 """Seconds for which a result is cached, at most. Errors are cached for CACHE_TTL."""
 
+MAX_DAY_TTL, TTL_SHARE = 60.0, 720
+"""Counts that all visitors share are cached for this share of the time that they cover, at most a minute."""
+
 MAX_CACHED = 200
 """Results that are cached at a time."""
 
@@ -86,6 +89,8 @@ class StatsPoller:
         self._polling = asyncio.Lock()
         self._requested_at = 0.0
         self._background: asyncio.Task[None] | None = None
+        self._facts: dict[tuple[float, tuple[str, ...]], CacheEntry] = {}
+        """By span and services."""
         self._visitor: Visitor | None = None
         """The last visitor with permission: the background task polls with this visitor's key."""
 
@@ -109,9 +114,22 @@ class StatsPoller:
             self._background = asyncio.create_task(self._keep_polling())
         return sample
 
+    async def facts(self, visitor: Visitor, seconds: float = HOUR, of: tuple[str, ...] = ()) -> FactsInfo | None:
+        """Return what `facts_of` returns, of a moment ago: for visitors whose `sample` was returned."""
+        entry = self._facts.get((seconds, of))
+        if entry is None or not entry.is_fresh:
+            self._facts = {each: one for each, one in self._facts.items() if one.is_fresh}
+            ttl = min(MAX_DAY_TTL, max(CACHE_TTL, seconds / TTL_SHARE))
+            entry = self._facts[seconds, of] = CacheEntry(facts_of(visitor.client, of, seconds), ttl)
+        try:
+            return cast(FactsInfo | None, await asyncio.shield(entry.result))
+        except TitanicError:  # perhaps of another visitor, who has lost the permission
+            self._facts.pop((seconds, of), None)
+            return await facts_of(visitor.client, of, seconds)
+
     def invalidate(self) -> None:
         """Poll for the next caller, because something was changed."""
-        self._last = None
+        self._last, self._facts = None, {}
 
     def close(self) -> None:
         """Stop polling."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from titanic.facts.service_health import is_failing, is_slow
+from titanic.facts.service_health import is_failing, is_slow, is_slower, slower_services
 
 
 @pytest.mark.parametrize(
@@ -40,3 +40,37 @@ def test_a_service_whose_requests_wait_longer_than_usual_is_slow(
     hour: Any = {"wait": None if usual is None else {"p50": usual, "p90": usual, "p99": usual}}
     assert is_slow(oldest, workers, running, hour) is slow
     assert is_slow(oldest, workers, running, None) is (oldest > 3600)
+
+
+def figures(runs: int, p50: float | None, p90: float | None = None) -> Any:
+    run = None if p50 is None else {"p50": p50, "p90": p90 or 1.5 * p50, "p99": p90 or 2 * p50}
+    return {"succeeded": runs - runs // 4, "failed": 0, "retried": runs // 4, "run": run}
+
+
+@pytest.mark.parametrize(
+    ("recent", "usual", "slower"),
+    [
+        (figures(20, 2.0), figures(1000, 0.2), True),
+        (figures(19, 2.0), figures(1000, 0.2), False),  # few runs
+        (figures(200, 2.0), figures(219, 0.2), False),  # new
+        (figures(200, 2.0), figures(220, 0.2), True),
+        (figures(200, 0.9), figures(1000, 0.2), False),  # a busy moment
+        (figures(200, 0.09), figures(1000, 0.001), False),  # quick still
+        (figures(200, 20.0), figures(1000, 0.1, 15.0), False),  # long requests are usual, too
+        (figures(200, 20.0), figures(1000, 0.1, 0.9), True),
+        (figures(200, 0.2), figures(1000, 2.0), False),
+        (figures(20, None), figures(1000, 0.2), False),
+        (figures(20, 2.0), figures(1000, None), False),
+    ],
+)
+def test_a_service_whose_attempts_take_many_times_as_long_as_usual(recent: Any, usual: Any, slower: bool) -> None:
+    assert is_slower(recent, usual) is slower
+
+
+def test_what_is_slower_is_named_with_its_times() -> None:
+    """Of busy services lately, of others over a longer time; a new one has no usual times."""
+    slow, usual, few = figures(20, 2.0), figures(1000, 0.2), figures(19, 3.0)
+    day: Any = {"services": dict.fromkeys(("busy", "rare", "well"), usual)}
+    lately: Any = {"services": {"busy": figures(30, 4.0), "rare": few, "well": usual, "new": slow}}
+    recent: Any = {"services": {"busy": slow, "rare": slow, "well": usual, "new": slow}}
+    assert slower_services(day, lately, recent) == {"busy": "4 s, usually 200 ms", "rare": "2 s, usually 200 ms"}

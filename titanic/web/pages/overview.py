@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from markupsafe import Markup
@@ -14,13 +15,22 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from titanic.aio import Client
-from titanic.facts.service_health import POISON, RECENTLY, is_failing, is_slow, outcomes
+from titanic.facts.service_health import (
+    LATELY,
+    POISON,
+    RECENTLY,
+    USUALLY,
+    is_failing,
+    is_slow,
+    outcomes,
+    slower_services,
+)
 from titanic.protocol.answers import RequestInfo
 from titanic.protocol.documents import FactsInfo, Filling, NodeInfo, ServiceFacts, StoreStats
 from titanic.web.app_state import app_state, visitor_of
 from titanic.web.pages.forms import NotPermitted, unless_forbidden
 from titanic.web.pages.services import ServiceRow, services_of
-from titanic.web.stats import MAX_CACHE_TTL, StatsSample, current, facts_of, latency_charts, per_second, unfinished
+from titanic.web.stats import MAX_CACHE_TTL, StatsSample, current, latency_charts, per_second, unfinished
 from titanic.web.template_filters import (
     Line,
     chart,
@@ -73,10 +83,14 @@ async def overview(request: Request) -> Response:
         missing = [one for one in (sample, oldest) if isinstance(one, NotPermitted)]
         return state.page(request, "overview.html", stats=None, missing=missing)
     services = services_of(sample)
-    recent = await state.cache.get(request, "recent", facts_of, visitor.client, (), RECENTLY)
+    recent, lately = await poller.facts(visitor, RECENTLY), await poller.facts(visitor, LATELY)
+    day = await poller.facts(visitor, USUALLY)
     failing = {} if recent is None else {name: one for name, one in recent["services"].items() if is_failing(one)}
-    busiest = sorted(services, key=lambda one: (one.name in failing, one.waiting, one.workers or 0), reverse=True)[:TOP]
-    facts = await state.cache.get(request, "facts", facts_of, visitor.client, [one.name for one in busiest])
+    slower = slower_services(day, lately, recent) if day and lately and recent else {}
+    busiest = sorted(
+        services, key=lambda one: (one.name in failing, one.name in slower, one.waiting, one.workers or 0), reverse=True
+    )[:TOP]
+    facts = await poller.facts(visitor, of=tuple(one.name for one in busiest))
     known = {} if facts is None else facts["services"]
     poison = await unless_forbidden(
         "requests that failed", state.cache.get(request, "poison", _poison, visitor.client, ttl=MAX_CACHE_TTL)
@@ -89,7 +103,7 @@ async def overview(request: Request) -> Response:
         stats=sample.stats,
         rates={} if facts is None else {name: current(facts, facts["total"], name, now) for name in RATES},
         health=assess(
-            sample, services, failing, known, [] if isinstance(poison, NotPermitted) else poison, nodes or ()
+            sample, services, failing, known, [] if isinstance(poison, NotPermitted) else poison, nodes or (), slower
         ),
         oldest=None if isinstance(oldest, NotPermitted) else oldest,
         missing=[oldest] if isinstance(oldest, NotPermitted) else [],
@@ -159,9 +173,10 @@ def assess(
     hour: Mapping[str, ServiceFacts],
     poison: Sequence[RequestInfo] = (),
     nodes: Sequence[NodeInfo] = (),
+    slower: Mapping[str, str] = MappingProxyType({}),
 ) -> QueueHealth:
     """Report what `titanic health` would, and what needs an operator's attention. `hour`: what services did in the
-    last hour. `poison`: requests that killed their workers."""
+    last hour. `poison`: requests that killed their workers. `slower`: services that run longer than usual, how long."""
     stats, store = sample.stats, sample.stats["store"]
     critical, warnings = list[Markup](), list[Markup]()
     if stats["disk_full"]:
@@ -186,6 +201,9 @@ def assess(
         "No workers: {}. Start one, or find out why they left.": [_waits(one) for one in waiting if one.lacks_workers],
         "Paused with requests waiting: {}. Resume each on its page.": [_waits(one) for one in waiting if one.paused],
         "Slower than usual, with all workers busy: {}. See how long they run, or add workers.": [*map(_waits, slow)],
+        "Running longer than usual: {}. See what they wait for.": [
+            _link(service_url(name), name, times) for name, times in slower.items()
+        ],
         "Poison, which killed its workers: {}. Delete it, or repair what it runs.": [
             _link(f"/requests/{row['uuid']}", row["service"], row["uuid"][-8:]) for row in poison
         ],

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from markupsafe import Markup
+from support.cli_titanic import here
 from support.lived import Lived
 from support.pages import Page
 from support.serving import QUICK
@@ -18,6 +19,8 @@ from support.waiting import PATIENCE, until
 
 from broker import Worker
 from titanic import Client, Server
+from titanic.facts import counts
+from titanic.facts.recorder import HOURS, U32, AttemptEnd, packed
 from titanic.web.pages.overview import assess
 from titanic.web.pages.services import ServiceRow
 from titanic.web.stats import StatsSample
@@ -75,6 +78,27 @@ def test_failing_services_come_first_and_need_attention(http: httpx.Client, clie
     assert "Failing in the last 15 minutes: echo (7 failed, 0 done)." in page.text
     assert page.links["Show the errors"] == "/failures?span=hour&service=echo"
     assert "as you wish" in http.get(page.links["7"]).text
+
+
+def test_a_service_that_became_slow_needs_attention(http: httpx.Client, server: Server) -> None:
+    """On the overview and for the doctor, although no request waits."""
+    now_us = server.store.now_us()
+    tally = [0] * counts.SIZE
+    tally[counts.SUCCEEDED] = tally[counts.RUN + counts.bucket(0.02)] = 1000
+    (row,) = counts.encode({b"mail": tally, b"echo": tally})
+    with server.store.write() as transaction:
+        hour = now_us // 3_600_000_000 * 3600 - 7200
+        transaction.put_facts([(HOURS + packed(hour) + U32.pack(7) + b"\0", row)])
+    ends = [
+        AttemptEnd(bytes(16), name, counts.SUCCEEDED, 0.0, run, "") for name, run in ((b"mail", 2.0), (b"echo", 0.02))
+    ]
+    server.writer.facts.attempts(ends * 20, now_us)
+    page = Page(http.get("/").text)
+    assert "Running longer than usual: mail (1.4 s, usually 14 ms). See what they wait for." in page.text
+    found = here("doctor", "--json", "--endpoint", server.endpoints[0], "--timeout", "30")
+    (text,) = [one["text"] for one in found.json["checks"] if one["check"] == "run times"]
+    assert text == "longer than usual: mail (1.4 s, usually 14 ms)"
+    assert found.code == 1
 
 
 def sampled(**stats: Any) -> StatsSample:
