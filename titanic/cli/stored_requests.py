@@ -36,12 +36,12 @@ from titanic.cli.running import EXIT_FAILED, EXIT_UNKNOWN
 from titanic.cli.store_files import Files, open_source, source_options
 from titanic.client.batching import KEY_PREFIX
 from titanic.client.client import Client
-from titanic.client.flows import SUFFIX, FlowTree, flow_tree
+from titanic.client.flows import FlowTree, flow_tree
 from titanic.errors import Forbidden, RequestFailed, TitanicError, UnknownRequest
 from titanic.protocol.answers import BODY_GONE, SUBMITTER_FIELDS, RequestInfo
 from titanic.protocol.documents import FailureGroupInfo, JobConditions
 from titanic.protocol.submit_options import DEFAULT_PRIORITY
-from titanic.protocol.tsp import Frames
+from titanic.protocol.tsp import FLOW_SUFFIX, Frames
 from titanic.util import ids
 from titanic.util.text import counted, duration, printable
 
@@ -256,8 +256,10 @@ def show(uuid: str, body: bool, as_json: bool, **where: Any) -> None:
                              four; absent if none failed. `replaced`: the
                              bodies before a retry with another one, first
                              and last: [{replaced_at, bytes, frames, base64}]
-    flow                     {steps: [{at, uuid, service, state, flow}],
-                             more: {state: count}} if it is a flow
+    flow                     {steps: [{at, uuid, service, state, closed, took,
+                             flow}], more: {state: count}} if it is a flow;
+                             closed: the last state of a closed step
+    closed_steps             [{uuid, service, state, took}] of a flow
     body                     with --body: its frames; what is not UTF-8 is
                              {base64}
 
@@ -278,7 +280,11 @@ def show(uuid: str, body: bool, as_json: bool, **where: Any) -> None:
         if row["state"] == "failed":  # what the worker said at the last attempt is the reply
             said = source.last_words(uuid) if isinstance(source, Files) else _last_words(source, uuid)
             row["reason"] = as_text([row["reason"].encode(), *said])
-        steps = flow_tree(source, uuid) if isinstance(source, Client) and row["service"].endswith(SUFFIX) else None
+        steps = (
+            flow_tree(source, uuid, row.get("closed_steps", ()))
+            if isinstance(source, Client) and row["service"].endswith(FLOW_SUFFIX)
+            else None
+        )
     if as_json:
         extra: dict[str, Any] = {"flow": steps} if steps else {}
         print_json(_document(row) | extra | ({"body": json_frames(frames)} if body else {}))
@@ -418,7 +424,7 @@ def _steps(tree: FlowTree, indent: str = "") -> Iterator[str]:
     """The steps of a flow, those of flows within it further to the right."""
     for step in tree["steps"]:
         what = f"{indent}{step['at']:<5} {printable(step['service']) or '–'}"
-        yield f"{what:<40} {step['state'] or 'closed':<8} {step['uuid']}"
+        yield f"{what:<40} {step['state'] or step['closed'] or 'closed':<8} {step['uuid']}"
         if step["flow"] is not None:
             yield from _steps(step["flow"], indent + "  ")
     if tree["more"]:

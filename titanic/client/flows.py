@@ -19,19 +19,15 @@ from typing import NamedTuple, TypedDict
 
 from titanic.client.request_queue import RequestQueue
 from titanic.errors import UnknownRequest
-from titanic.protocol.answers import RequestInfo
+from titanic.protocol.answers import ClosedStep, RequestInfo
 from titanic.protocol.submit_options import MOST_UUIDS
+from titanic.protocol.tsp import step_key
 
 KEY_FOR = 30 * 86_400.0
 """Seconds that such a key counts: a flow may take so long."""
 
 ERROR = "error"
 END = "end"
-
-
-def step_key(flow: str, place: str) -> str:
-    """The key of what is at this place in a flow."""
-    return f"flow:{flow}:{place}"
 
 
 def place(chain: int, stage: int) -> str:
@@ -101,18 +97,17 @@ def _look(client: RequestQueue, flow: str, places: Sequence[str]) -> list[FoundS
 MOST = 20
 """Steps of a flow that are described; of the others, only their number in each state is given."""
 
-SUFFIX = ".flow"
-"""How the services of flows end."""
-
 
 class FlowStep(TypedDict):
-    """A step. `at`: its chain and its stage, or `error`. `service` and `state` are empty when it is closed. `took`: the
-    seconds that it ran, its last attempt; None: it has not ended, or is closed."""
+    """A step. `at`: its chain and its stage, or `error`. `state` is empty when it is closed; `closed`: the one that it
+    had then. `took`: the seconds of its last attempt; None: it has not ended. What the server does not remember of a
+    closed step is empty, or None."""
 
     at: str
     uuid: str
     service: str
     state: str
+    closed: str
     took: float | None
     flow: FlowTree | None
     """If it is a flow itself."""
@@ -125,23 +120,27 @@ class FlowTree(TypedDict):
     more: dict[str, int]
 
 
-def flow_tree(client: RequestQueue, uuid: str) -> FlowTree:
-    """The steps of a flow that exist."""
+def flow_tree(client: RequestQueue, uuid: str, closed: Sequence[ClosedStep] = ()) -> FlowTree:
+    """The steps of a flow. `closed`: what the server remembers of those that are closed."""
+    return _tree(client, uuid, {step["uuid"]: step for step in closed})
+
+
+def _tree(client: RequestQueue, uuid: str, closed: dict[str, ClosedStep]) -> FlowTree:
     found = sorted(steps_of(client, uuid), key=_place)
     shown = found[:MOST]
     flows = set(flows_among(client, shown)) if shown else set[str]()
-    rows = ((step, _row(client, step)) for step in shown)
-    steps = [
-        FlowStep(
-            at=step.at,
-            uuid=step.uuid,
-            service="" if row is None else row["service"],
-            state=step.state,
-            took=None if row is None or not row["finished_at"] else _took(row),
-            flow=flow_tree(client, step.uuid) if step.uuid in flows else None,
-        )
-        for step, row in rows
-    ]
+    steps: list[FlowStep] = []
+    for step in shown:
+        row, old = _row(client, step), closed.get(step.uuid)
+        if row is not None:
+            closed |= {one["uuid"]: one for one in row.get("closed_steps", ())}
+        one = FlowStep(at=step.at, uuid=step.uuid, service="", state=step.state, closed="", took=None, flow=None)
+        if row is not None:
+            one |= {"service": row["service"], "took": _took(row) if row["finished_at"] else None}
+        elif old is not None:
+            one |= {"service": old["service"], "closed": old["state"], "took": old["took"]}
+        one["flow"] = _tree(client, step.uuid, closed) if step.uuid in flows else None
+        steps.append(one)
     return FlowTree(steps=steps, more=dict(Counter(step.state or "closed" for step in found[MOST:])))
 
 

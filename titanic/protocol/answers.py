@@ -96,6 +96,15 @@ class AttemptHistory(TypedDict):
     """The first and the last of its earlier bodies."""
 
 
+class ClosedStep(TypedDict):
+    """A closed step of a flow: the state in which it was closed, and how many seconds its last attempt took."""
+
+    uuid: str
+    service: str
+    state: str
+    took: float | None
+
+
 class RequestInfo(TypedDict):
     """All that is known of a request but its frames. Times are microseconds since 1970; 0 and "": there is none."""
 
@@ -130,6 +139,8 @@ class RequestInfo(TypedDict):
     reply_bytes: int
     history: NotRequired[AttemptHistory]
     """The attempts that failed; absent in lists, and when there were none."""
+    closed_steps: NotRequired[list[ClosedStep]]
+    """Of a flow, those of flows within it included; absent in lists, and when there are none."""
     progress: NotRequired[Progress]
     """How far its worker is; absent unless it is running and has said so."""
     trace: NotRequired[str]

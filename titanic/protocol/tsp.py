@@ -13,6 +13,7 @@ the next attempt. That frame is not stored:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypedDict
 
@@ -140,6 +141,24 @@ def request_fault(body: Frames) -> str | None:
 def paused_key(schedule: str) -> str:
     """The key of the request that stands for the pause of a schedule."""
     return f"cron:{schedule}:paused"
+
+
+FLOW_SUFFIX = ".flow"
+"""How the services of flows end."""
+
+
+def step_key(flow: str, place: str) -> str:
+    """The key of the request for a step of a flow, which is at this place in it."""
+    return f"flow:{flow}:{place}"
+
+
+_STEP_KEY = re.compile(rb"flow:([0-9a-f]{32}):(?:error|([0-9]{1,6})\.([0-9]{1,6}))")
+
+
+def read_step_key(key: bytes) -> tuple[bytes, int, int] | None:
+    """The flow, the chain and the stage of the step that has this key; None: it is no step."""
+    found = _STEP_KEY.fullmatch(key)
+    return None if found is None else (bytes.fromhex(found[1].decode()), int(found[2] or 0), int(found[3] or 0))
 
 
 def read_uuid(body: Frames) -> bytes | None:

@@ -29,6 +29,7 @@ from titanic.dispatch.deliveries import Deliveries, DeliveryNotes
 from titanic.dispatch.dispatcher import Dispatcher
 from titanic.errors import StoreFailed, TitanicError
 from titanic.facts.audit import Act, Audit, AuditWrite, system_origin
+from titanic.facts.closed_steps import ClosedSteps
 from titanic.protocol import tsp
 from titanic.server.front import LAST, Front, IntegratedFront
 from titanic.server.server_access import ServerAccess
@@ -148,6 +149,7 @@ class Server:
             host=self,
             settings=self.dispatcher.settings,
             histories=HistoryWriter(store.facts_room, config.closed_body_limit),
+            closed_steps=ClosedSteps(store.facts_room),
             queue=queue,
         )
         self._drains = False

@@ -15,6 +15,7 @@ from broker import Access, User, WorkerHold, WorkerReport
 from titanic.commit.writer import Write
 from titanic.errors import OutcomeUnknown, StoreAway, StoreError
 from titanic.facts.audit import Audit, Origin, origin
+from titanic.facts.closed_steps import ClosedSteps
 from titanic.facts.reading import FactsCache
 from titanic.facts.recorder import FactsRecorder
 from titanic.protocol import tsp
@@ -344,6 +345,8 @@ class ServiceContext:
     """This node's id among those that share the store; empty when there can be no others."""
     histories: HistoryWriter = field(default_factory=lambda: HistoryWriter(FACTS_ROOM))
     """Keeps the bodies that retries replace."""
+    closed_steps: ClosedSteps = field(default_factory=lambda: ClosedSteps(FACTS_ROOM))
+    """Remembers what flows had for steps."""
     history: FactsCache = field(default_factory=FactsCache)
     """Answers about what services did, used by the reader's thread."""
     # Each of the following is counted in one thread, because += is not atomic.

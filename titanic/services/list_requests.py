@@ -11,12 +11,13 @@ from msgspec.structs import asdict
 from broker import User
 from titanic.errors import Forbidden, RecordCorrupt
 from titanic.facts import registered_schedules
+from titanic.facts.closed_steps import closed_steps
 from titanic.protocol import tsp
 from titanic.protocol.answers import SUBMITTER_FIELDS
 from titanic.protocol.messages import List, read
 from titanic.protocol.permissions import lacks
 from titanic.protocol.submit_options import read_policy
-from titanic.protocol.tsp import Frames, Progress, cut
+from titanic.protocol.tsp import FLOW_SUFFIX, Frames, Progress, cut
 from titanic.services import redrive_jobs
 from titanic.services.ownership import is_hidden, place_behind
 from titanic.services.why import Explainer, Facts, explain
@@ -162,6 +163,13 @@ def _answer(
     if options.uuid is not None and rows and (history := find_history(transaction, rows[0].uuid)) is not None:
         document["requests"][0]["history"] = history
         given += [rows[0].uuid] if "replaced" in history else []
+    if (
+        options.uuid is not None
+        and rows
+        and rows[0].service.endswith(FLOW_SUFFIX.encode())
+        and (steps := closed_steps(transaction, rows[0].uuid, user))
+    ):
+        document["requests"][0]["closed_steps"] = steps
     if options.keys is not None:
         document["uuids"] = {key: uuid.hex() for key, uuid in holders.items()}
     if options.now:

@@ -22,7 +22,7 @@ from titanic.protocol.permissions import lacks
 from titanic.protocol.tsp import Frames
 from titanic.services.ask import Ask, Closed, CloseDoubt, ServiceContext, not_done
 from titanic.services.ownership import not_owned
-from titanic.store import WriteTransaction
+from titanic.store import CloseResult, WriteTransaction
 
 UUID_BYTES = 33
 """Bytes of one UUID in the body of a request, separator included."""
@@ -94,6 +94,7 @@ class CloseWrite:
             self._items = self._read()
         self._begin()
         tallies: dict[_CloseAsk, Tally] = {}
+        steps: list[tuple[bytes, CloseResult]] = []
         for at, (closing, uuid) in enumerate(self._items):
             user = closing.ask.user
             owner = None if user is None else transaction.owner(uuid)
@@ -108,6 +109,7 @@ class CloseWrite:
                 if closing.alive is not None and (closed is not None or user is None or user.reads_all):
                     self._kill.add(uuid)
                 if closed is not None:
+                    steps += [(uuid, closed)] if closed.key else []
                     self._closed.append(uuid)
                     self._counts[closed.service] = self._counts.get(closed.service, 0) + 1
                 if closed is None:  # perhaps it was closed a moment ago, and that ask is not answered yet
@@ -122,6 +124,7 @@ class CloseWrite:
             for one, tally in tallies.items()
         ]
         self._context.audit.put(transaction, self._acts, now_us)
+        self._context.closed_steps.put(transaction, steps)
 
     def __len__(self) -> int:
         return len(self._items or ())

@@ -634,7 +634,9 @@ class MemoryWriteTransaction(MemoryReadTransaction):
             self._put_ring(last=number)
         if (history := self.tables.facts.get(key := history_key(uuid))) is not None:
             self.put_facts([(key, None), *([(closed_history_key(number), history)] if self.store.keep_closed else [])])
-        return CloseResult(row.new.service, row.state)
+        end = row.outcome
+        run_us = end.finished_at - end.dispatched_at if end is not None and end.dispatched_at else None
+        return CloseResult(row.new.service, row.state, row.new.key, row.new.owner, run_us)
 
     def _drop_closed(self, number: int) -> None:
         self._put(Tables.put_closed, number, None)

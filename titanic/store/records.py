@@ -68,10 +68,16 @@ def priority_in(key: bytes) -> int:
 
 
 class CloseResult(NamedTuple):
-    """A request that was just closed: what service it was for, and the state it was in."""
+    """A request that was just closed: what service it was for, the state it was in, its idempotency key, and its owner.
+
+    `run_us`: how long its last attempt took, if it had ended; else None.
+    """
 
     service: bytes
     state: State
+    key: bytes = b""
+    owner: bytes = b""
+    run_us: int | None = None
 
     @property
     def waited(self) -> bool:

@@ -27,10 +27,11 @@ from typing import Any, NamedTuple
 import msgspec
 
 from titanic import telemetry
-from titanic.client.flows import END, ERROR, KEY_FOR, place, step_key, sweep
+from titanic.client.flows import END, ERROR, KEY_FOR, place, sweep
 from titanic.client.request_queue import AppQueues, RequestQueue
 from titanic.errors import RequestError, RequestFailed, UnknownRequest
 from titanic.jobs.context import Cancelled, Failed, Retry, current
+from titanic.protocol.tsp import step_key
 from titanic.tasks.values import Decode, Serializer
 
 

@@ -9,7 +9,7 @@ from support.store_engines import is_sound
 from support.store_facts import accept_all, closed_in, closed_range, state_of
 
 from titanic.errors import InvalidArchive, RecordCorrupt, StoreFull
-from titanic.store import NewRequest, Retention, State, Status
+from titanic.store import CloseResult, NewRequest, Retention, State, Status
 from titanic.store.lmdb.free_space import recount
 from titanic.store.lmdb.store import LmdbStore
 
@@ -71,7 +71,7 @@ def test_a_whole_life_is_remembered(store):
     new = NewRequest(b"echo", [b"one", b"", b"two"], 7, key=b"key", key_until=NOW + 99)
     (uuid,) = accept(store, new)
     finish(store, uuid, frames=[b"a", b"bc"])
-    assert close(store, uuid) == [(b"echo", State.DONE)]
+    assert close(store, uuid) == [CloseResult(b"echo", State.DONE, b"key", b"", 1)]
     (life,) = closed(store)
     assert (life.sequence, life.uuid, life.service, life.key) == (1, uuid, b"echo", b"key")
     assert (life.status, life.attempts) == (Status.DONE, 2)
@@ -306,7 +306,7 @@ def test_full_to_the_brim_it_closes_nothing_that_an_archive_would_miss(store):
     for _ in range(5):  # the room of what the archive has is made free bit by bit
         with store.write():
             pass
-    assert close(store, one, other) == [(b"echo", State.DONE), (b"echo", State.DELAYED)]
+    assert close(store, one, other) == [CloseResult(b"echo", State.DONE, run_us=0), CloseResult(b"echo", State.DELAYED)]
     assert sequence_range(store)[1] == 302
     assert [life.uuid for life in closed(store, after=300)] == [one, other]
     assert archive(store).lost == 0
@@ -315,7 +315,7 @@ def test_full_to_the_brim_it_closes_nothing_that_an_archive_would_miss(store):
 @pytest.mark.lmdb
 def test_without_an_archive_it_closes_them_and_counts_that_they_are_forgotten(store):
     one, *_ = fill_to_the_brim(store)
-    assert close(store, one) == [(b"echo", State.DELAYED)]
+    assert close(store, one) == [CloseResult(b"echo", State.DELAYED)]
     assert sequence_range(store) == (1, 0)
     assert archive(store) == (False, 0, 1, 0, 1, None)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.cli_titanic import here
@@ -32,6 +33,11 @@ def double(number: int) -> int:
 @app.task
 def total(numbers: list[int]) -> int:
     return sum(numbers)
+
+
+@app.task
+def total_of(numbers: list[Any], more: int) -> int:
+    return int(more + sum(sum(number) if isinstance(number, list) else number for number in numbers))
 
 
 @others.task(service="elsewhere")
@@ -96,6 +102,35 @@ def _states(client: Client, uuid: str) -> dict[str, str]:
     return {step["at"]: step["state"] for step in (group["flow"] or {"steps": []})["steps"]}
 
 
+def test_closed_steps_are_still_shown(served: Server, client: Client) -> None:
+    """With names, last states and durations, those of flows within it, too; to no other user, and after a restart."""
+    ticket = gather([double.step(1).then(double), gather([double.step(5)])]).then(total_of, 7).submit()
+    with app.worker(jobs=2):
+        assert ticket.reply(timeout=60) == 21
+        until(lambda: len(client.list()[0]) == 1)
+    tree = flow_tree(client, ticket.uuid, client.show(ticket.uuid)["closed_steps"])
+    group, last = tree["steps"]
+    assert [(one["at"], one["service"], one["state"], one["closed"]) for one in (group, last)] == [
+        ("0.0", "g.flow", "", "done"),
+        ("0.1", "g.total_of", "", "done"),
+    ]
+    assert 0 <= (last["took"] or 0) < 60
+    within = group["flow"]
+    assert within is not None
+    assert [(one["at"], one["service"], one["closed"]) for one in within["steps"]] == [
+        ("0.0", "g.double", "done"),
+        ("0.1", "g.double", "done"),
+        ("1.0", "g.flow", "done"),
+    ]
+    said = here("show", ticket.uuid, "--timeout", "60", "--endpoint", served.endpoints[0]).out.decode()
+    assert "0.1   g.total_of" in said
+    assert "closed " not in said
+    client.submit("x", key=f"flow:{ticket.uuid}:end")
+    client.close(client.submit("x", key=f"flow:{ticket.uuid}:25.0"))
+    client.close(client.submit("x", key=f"flow:{ticket.uuid}:no.step"))
+    assert len(client.show(ticket.uuid)["closed_steps"]) == 6
+
+
 @needs_postgres
 def test_a_flow_at_several_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Submitted at one, executed at both, waited for at the other."""
@@ -109,4 +144,7 @@ def test_a_flow_at_several_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             with app.worker(), Client(other, timeout=30) as client:
                 assert client.wait(ticket.uuid, timeout=60) == [b"12"]
                 until(lambda: len(client.list()[0]) == 1)
+                steps = client.show(ticket.uuid)["closed_steps"]
+                assert sorted(one["service"] for one in steps) == ["g.double"] * 6 + ["g.flow", "g.total"]
+                assert all(one["state"] == "done" and one["took"] is not None for one in steps)
         disconnect(app)

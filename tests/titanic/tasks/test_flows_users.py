@@ -114,6 +114,9 @@ def test_who_submits_a_flow_sees_it_and_not_its_steps(scene: Scene) -> None:
         hands.broken = False
         assert (theirs.retry(step["uuid"]), own.retry(ticket.uuid)) == (1, 1)
         assert ticket.reply(timeout=60) == "it is 8"
+        root = until(lambda: len(theirs.list()[0]) == 1 and theirs.show(ticket.uuid))
+        assert {one["service"]: one["state"] for one in root["closed_steps"]} == {"s.double": "done", "s.tell": "done"}
+        assert "closed_steps" not in own.show(ticket.uuid)
 
 
 def test_a_flow_that_is_closed_takes_the_steps_of_others_along(scene: Scene) -> None:

@@ -55,8 +55,8 @@ def close_request(tx: Writing, uuid: bytes, now_us: int, unclaimed: bool = False
         state = State(status)
     kept: list[Ref] = []
     last = tx.last_sequence()
+    tried = end or (place and place.past) or _NEVER_TRIED
     if tx.environment.settings.keep_closed:
-        tried = end or (place and place.past) or _NEVER_TRIED
         closed = ClosedRecord(
             *lasting_values(header or _UNREADABLE),
             status=status,
@@ -93,7 +93,10 @@ def close_request(tx: Writing, uuid: bytes, now_us: int, unclaimed: bool = False
     for found in (header, end):
         if found is not None and found.ref not in kept:
             tx.drop_blob(found.ref)
-    return CloseResult(header.service if header else b"", state)
+    if header is None:
+        return CloseResult(b"", state)
+    run_us = end.finished_at - tried.dispatched_at if end is not None and tried.dispatched_at else None
+    return CloseResult(header.service, state, header.key, header.owner, run_us)
 
 
 def _read(

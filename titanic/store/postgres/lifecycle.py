@@ -314,7 +314,8 @@ def close_request(tx: PostgresWriting, uuid: bytes, now_us: int, unclaimed: bool
     if tx.settings.keep_closed:
         _remember(tx, one, now_us, unclaimed)
     tx.seen[uuid] = None
-    return CloseResult(one.service, one.state)
+    run_us = one.finished_at - one.dispatched_at if one.has_ended and one.dispatched_at else None
+    return CloseResult(one.service, one.state, one.key, one.owner, run_us)
 
 
 def _remember(tx: PostgresWriting, one: RequestSnapshot, now_us: int, unclaimed: bool) -> None:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict, get_type_hin
 import msgspec
 from msgspec import Meta
 
-from titanic.protocol.answers import SUBMITTER_FIELDS
+from titanic.protocol.answers import SUBMITTER_FIELDS, ClosedStep
 from titanic.protocol.documents import FactSeries, Percentiles
 from titanic.protocol.messages import Delay, Ids, JobChange, JobWhere, Message, Number, Priority, Rate, Submit
 from titanic.protocol.submit_options import MOST_UUIDS
@@ -197,6 +197,7 @@ class Request(TypedDict):
     begin: NotRequired[Annotated[str, Meta(description="The beginning of its body, if asked for in a list.")]]
     paused: NotRequired[Annotated[bool, Meta(description="Its service is paused, and the request has not started.")]]
     history: NotRequired[Annotated[PastAttempts, Meta(description="Absent in lists, and if no attempt has failed.")]]
+    closed_steps: NotRequired[Annotated[list[ClosedStep], Meta(description="Those of a flow.")]]
 
 
 class RequestPage(TypedDict):

@@ -19,10 +19,10 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from titanic.client.batching import KEY_PREFIX
-from titanic.client.flows import SUFFIX, FlowTree, flow_tree
+from titanic.client.flows import FlowTree, flow_tree
 from titanic.errors import InvalidRequest, TitanicError, UnknownRequest
 from titanic.protocol.answers import BODY_GONE, SUBMITTER_FIELDS, Look, RequestInfo
-from titanic.protocol.tsp import Frames
+from titanic.protocol.tsp import FLOW_SUFFIX, Frames
 from titanic.util import ids
 from titanic.util.text import counted, printable
 from titanic.web.api.requests import described
@@ -180,10 +180,10 @@ def _error(detail: FramePreview) -> FramePreview:
 
 async def _tree(request: Request, row: RequestInfo) -> FlowTree | str | None:
     """The steps of a workflow, or why they cannot be shown; None: it is no workflow."""
-    if not row["service"].endswith(SUFFIX):
+    if not row["service"].endswith(FLOW_SUFFIX):
         return None
     try:
-        return await call_sync(visitor_of(request).client, flow_tree, row["uuid"])
+        return await call_sync(visitor_of(request).client, flow_tree, row["uuid"], row.get("closed_steps", ()))
     except TitanicError as error:
         return str(error)
 
