@@ -278,12 +278,13 @@ class TtlCache:
         load: Callable[[*Arguments], Coroutine[Any, Any, Loaded]],
         *arguments: *Arguments,
         ttl: float = CACHE_TTL,
+        opened: bool = False,
     ) -> Loaded:
         """Return what `load` returns with these arguments, or raise what it raises. `name` distinguishes the results
-        of one page."""
+        of one page. `opened`: pages that are opened get it, too."""
         key = request.state.visitor.user, request.url.path, request.url.query, name
         entry = self._entries.get(key)
-        if entry is None or not entry.is_fresh or request.headers.get("x-live") != "1":
+        if entry is None or not entry.is_fresh or not (opened or request.headers.get("x-live") == "1"):
             if len(self._entries) >= MAX_CACHED:
                 self._entries = {each: one for each, one in self._entries.items() if one.is_fresh}
             entry = self._entries[key] = CacheEntry(load(*arguments), ttl)

@@ -44,6 +44,9 @@ class Fake:
             "refused": {"key": 1},
         } | self._more
 
+    async def facts(self, seconds: float, *, of: Any) -> dict[str, Any]:
+        return await self.stats(services=True) | {"seconds": seconds, "of": of}
+
     async def list(self, **_: Any) -> tuple[list[Any], None]:
         return [], None
 
@@ -78,6 +81,22 @@ def test_a_user_without_permission_does_not_get_the_sample_of_another() -> None:
     allowed, refused = poll(visitor("a", Fake()), visitor("eve", Fake(permitted=False)))
     assert isinstance(refused, Forbidden)
     assert not isinstance(allowed, Forbidden)
+
+
+@in_loop
+async def test_visitors_share_counts_but_no_error() -> None:
+    poller, ann, bob, eve = StatsPoller(), Fake(), Fake(), Fake(permitted=False)
+    visitors = [visitor("ann", ann), visitor("bob", bob)]
+    found = await asyncio.gather(*(poller.facts(one, 300.0) for one in visitors))
+    assert found[0] is found[1]
+    assert ann.calls + bob.calls == 1
+    await poller.facts(visitors[1], 300.0, ("mail",))
+    assert ann.calls + bob.calls == 2, "of other services"
+    poller.invalidate()
+    lost, right = poller.facts(visitor("eve", eve), 300.0), poller.facts(visitors[1], 300.0)
+    refused, served = await asyncio.gather(lost, right, return_exceptions=True)
+    assert isinstance(refused, Forbidden)
+    assert served == found[0]
 
 
 def test_fields_for_admins_are_not_shared() -> None:
@@ -181,6 +200,19 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
     monkeypatch.setattr(stats, "time", clock)
     return clock
+
+
+@in_loop
+async def test_a_search_serves_opened_pages_too() -> None:
+    cache, calls = TtlCache(), list[int]()
+
+    async def load() -> int:
+        calls.append(1)
+        return len(calls)
+
+    for live in (False, False, True):
+        assert await cache.get(request(live=live), "poison", load, opened=True) == 1
+    assert await cache.get(request("bob"), "poison", load, opened=True) == 2
 
 
 @in_loop

@@ -93,7 +93,8 @@ async def overview(request: Request) -> Response:
     facts = await poller.facts(visitor, of=tuple(one.name for one in busiest))
     known = {} if facts is None else facts["services"]
     poison = await unless_forbidden(
-        "requests that failed", state.cache.get(request, "poison", _poison, visitor.client, ttl=MAX_CACHE_TTL)
+        "requests that failed",
+        state.cache.get(request, "poison", _poison, visitor.client, ttl=MAX_CACHE_TTL, opened=True),
     )
     nodes = await state.cache.get(request, "nodes", visitor.client.nodes) if "other_nodes" in sample.stats else None
     now = time.time()
@@ -196,33 +197,33 @@ def assess(
     recently = f"Failing in the last {RECENTLY / 60:.0f} minutes: {{}}."
     found = {
         "Nodes that ended with requests in flight: {}. Start them again.": [
-            _link("/store", node["name"], f"{node['running']:,} running") for node in nodes if node["lease"] is None
+            ("/store", node["name"], f"{node['running']:,} running") for node in nodes if node["lease"] is None
         ],
         "No workers: {}. Start one, or find out why they left.": [_waits(one) for one in waiting if one.lacks_workers],
         "Paused with requests waiting: {}. Resume each on its page.": [_waits(one) for one in waiting if one.paused],
         "Slower than usual, with all workers busy: {}. See how long they run, or add workers.": [*map(_waits, slow)],
-        "Running longer than usual: {}. See what they wait for.": [
-            _link(service_url(name), name, times) for name, times in slower.items()
-        ],
+        "Running longer than usual: {}. See what they wait for.": [("", name, times) for name, times in slower.items()],
         "Poison, which killed its workers: {}. Delete it, or repair what it runs.": [
-            _link(f"/requests/{row['uuid']}", row["service"], row["uuid"][-8:]) for row in poison
+            (f"/requests/{row['uuid']}", row["service"], row["uuid"][-8:]) for row in poison
         ],
-        recently: [_link(service_url(name), name, outcomes(failing[name])) for name in worst],
+        recently: [("", name, outcomes(failing[name])) for name in worst],
     }
-    for text, links in found.items():
-        if links:
-            more = f" and {counted(len(links) - NAMED, 'other')}" if len(links) > NAMED else ""
-            warnings.append(Markup(text).format(Markup(", ").join(links[:NAMED]) + more))
+    for text, named in found.items():
+        if named:
+            more = f" and {counted(len(named) - NAMED, 'other')}" if len(named) > NAMED else ""
+            warnings.append(Markup(text).format(Markup(", ").join(map(_link, named[:NAMED])) + more))
     level = "critical" if critical else "warning" if warnings else "good"
     return QueueHealth(level, critical + warnings, worst)
 
 
-def _link(url: str, service: str, about: str) -> Markup:
-    return Markup('<a href="{}">{}</a> ({})').format(url, short(service, 60), about)
+def _link(named: tuple[str, str, str]) -> Markup:
+    """A link; the page of a service if it has no URL."""
+    url, name, about = named
+    return Markup('<a href="{}">{}</a> ({})').format(url or service_url(name), short(name, 60), about)
 
 
-def _waits(service: ServiceRow) -> Markup:
-    return _link(service.url, service.name, f"{service.waiting:,} waiting")
+def _waits(service: ServiceRow) -> tuple[str, str, str]:
+    return "", service.name, f"{service.waiting:,} waiting"
 
 
 def _is_slow(service: ServiceRow, hour: ServiceFacts | None) -> bool:

@@ -21,6 +21,7 @@ from broker import Worker
 from titanic import Client, Server
 from titanic.facts import counts
 from titanic.facts.recorder import HOURS, U32, AttemptEnd, packed
+from titanic.web.pages import overview
 from titanic.web.pages.overview import assess
 from titanic.web.pages.services import ServiceRow
 from titanic.web.stats import StatsSample
@@ -141,6 +142,19 @@ def test_problems_lead_to_their_services() -> None:
     ]
     for problem, name in zip(problems[1:], ("mail", "pdf", "a%26b"), strict=True):
         assert f'href="/services/{name}"' in problem
+
+
+def test_of_many_services_three_are_linked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each viewer's page costs no more with a thousand of them."""
+    linked = list[Any]()
+    link = overview._link
+    monkeypatch.setattr(overview, "_link", lambda named: linked.append(named) or link(named))
+    services = [ServiceRow(f"s{n}", waiting=n, workers=0) for n in range(1, 1001)]
+    _, (problem,), _ = assess(sampled(), services, {}, {})
+    assert re.sub("<[^>]*>", "", problem).startswith(
+        "No workers: s1000 (1,000 waiting), s999 (999 waiting), s998 (998 waiting) and 997 others."
+    )
+    assert len(linked) == 3
 
 
 def test_a_poisonous_request_needs_attention(http: httpx.Client, lived: Lived) -> None:
