@@ -72,6 +72,7 @@ QUEUE = [
         "=close",
         "=pause",
         "=resume",
+        "=limits",
     ),
     *("titanic submit mail x --delay 1h >uuid", "=change", "titanic close $(cat uuid)"),
     "titanic work mail -- false &",

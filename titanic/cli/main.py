@@ -48,6 +48,7 @@ COMMANDS = {
     "workers": ("status", "List the workers and the requests that they have."),
     "nodes": ("nodes", "List the servers that share the store."),
     "drain": ("nodes", "Drain a server, then stop it."),
+    "limits": ("nodes", "Show or set limits of a service."),
     "pause": ("nodes", "Pause a service."),
     "resume": ("nodes", "Resume a service."),
     "health": ("status", "Check the health of the queue, for monitoring."),

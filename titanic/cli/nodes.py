@@ -1,4 +1,5 @@
-"""`titanic nodes` and `drain`, the servers that share a store in PostgreSQL; `titanic pause` and `resume`, services."""
+"""`titanic nodes` and `drain`, the servers that share a store in PostgreSQL; `titanic pause`, `resume` and `limits`,
+services."""
 
 from __future__ import annotations
 
@@ -6,21 +7,22 @@ import math
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import click
 
 import broker
 from titanic.cli.connect import connect, connect_to_read
 from titanic.cli.endpoint import EndpointReach
-from titanic.cli.options import command, endpoint, json_flag, seconds
+from titanic.cli.options import Decorator, command, endpoint, json_flag, option, seconds, together
 from titanic.cli.printing import age, print_json, print_table, say
 from titanic.cli.running import EXIT_PENDING
+from titanic.cli.serve_options import READ_LIMIT
 from titanic.cli.store_files import Files, open_source, source_options
 from titanic.client.client import Client
 from titanic.errors import InvalidRequest, TimedOut
-from titanic.protocol.documents import NodeInfo
-from titanic.util.text import duration
+from titanic.protocol.documents import LimitValues, NodeInfo
+from titanic.util.text import duration, limit_texts, printable
 
 POLL_INTERVAL = 0.5
 """Seconds between polls whether a draining node has stopped."""
@@ -178,3 +180,54 @@ def resume(service: str, as_json: bool, reach: EndpointReach) -> None:
         print_json(answer)
     elif not answer["done"]:
         say(f"{service} is not paused")
+
+
+def _read_limit(context: click.Context, parameter: click.Parameter, text: str | None) -> float | None:
+    """The callback of an option that is a limit."""
+    try:
+        return None if text is None else cast(float, READ_LIMIT[str(parameter.name)](text))
+    except ValueError as error:
+        raise click.BadParameter(str(error), context, parameter) from None
+
+
+def _limit(name: str, metavar: str, help: str) -> Decorator:
+    return option(f"--{name}", callback=_read_limit, metavar=metavar, default=None, help=help)
+
+
+@command()
+@click.argument("service")
+@together(
+    _limit("running", "N", "Requests that run at the same time."),
+    _limit("rate", "N", "Attempts that begin, evenly spread, as in 10/s, 600/m or 5/h."),
+    _limit("waiting", "N", "Unfinished requests; further ones are refused."),
+    _limit("bytes", "SIZE", "Bytes of their bodies; further requests are refused."),
+)
+@option("--reset", is_flag=True, help="Remove all other limits that were set.")
+@json_flag
+@endpoint
+def limits(service: str, reset: bool, as_json: bool, reach: EndpointReach, **given: float | None) -> None:
+    """Show the limits of a service, or set them while servers run.
+
+    A limit that is set replaces the one of --service-limit of titanic serve, for all servers that share the store. It
+    survives restarts, and applies until it is reset. A lower limit stops no running request.
+
+    With access control, setting requires admin = true, and showing metrics = true. --json prints {limits: {waiting,
+    bytes, running, rate}, and if any is set limits_set: {waiting, bytes, running, rate (null: not set), configured:
+    {waiting, bytes, running, rate}, at (microseconds since 1970), by}}.
+
+    \b
+    Example:
+      titanic limits upper --running 4 --rate 10/s
+      titanic limits upper --reset
+    """
+    changes = {name: value for name, value in given.items() if reset or value is not None}
+    with connect(reach) if changes else connect_to_read(reach) as client:
+        if changes:
+            row = client.set_limits(service, **cast(LimitValues, changes))
+        else:
+            row = {**client.stats(services=True)["by_service"].get(service, {})}
+    if as_json:
+        print_json({name: row[name] for name in ("limits", "limits_set") if name in row})
+        return
+    for text in limit_texts(row, time.time()) or [f"{service} has no limits"]:
+        click.echo(printable(text))

@@ -27,7 +27,7 @@ from titanic.errors import TimedOut
 from titanic.protocol.submit_options import NEVER
 from titanic.util import ids, units
 from titanic.util.text import has_password, is_like_url, is_url
-from titanic.util.units import MAX_SECONDS
+from titanic.util.units import MAX_SECONDS, MAX_SIZE
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -41,7 +41,7 @@ class Decorator(Protocol):
 CONNECTION = "Connection"
 """The group of options that say how to reach a broker."""
 
-MIN_SIZE, MAX_SIZE = 1 << 16, 1 << 44
+MIN_SIZE = 1 << 16
 
 ARGUMENTS = "titanic.arguments"
 """The key of a context's `meta` for the arguments of the command."""

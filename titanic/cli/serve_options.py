@@ -16,7 +16,6 @@ from titanic.cli.endpoint import BOUND, BROKER, Listen
 from titanic.cli.options import (
     FILE,
     KEY_NAMES,
-    MAX_SIZE,
     STORE,
     broker_version,
     configured,
@@ -28,7 +27,7 @@ from titanic.errors import Contradiction
 from titanic.protocol.submit_options import AT_ONCE, NEVER
 from titanic.settings import TRAFFIC, OperatorSettings, ServerConfig, ServiceLimits, contradictions
 from titanic.store import LeaseConfig
-from titanic.util.units import MAX_SECONDS, read_duration, read_rate, read_size
+from titanic.util.units import MAX_SECONDS, MAX_SIZE, read_duration, read_rate, read_size
 
 listening: dict[str, Any] = {"type": BOUND, "metavar": "ENDPOINT"}
 file: dict[str, Any] = {"type": FILE, "metavar": "FILE"}
@@ -99,7 +98,7 @@ def _never(text: str) -> str:
     raise ValueError(f"{text!r} is not {NEVER}")
 
 
-_LIMITS: dict[str, Callable[[str], float | str]] = {
+READ_LIMIT: dict[str, Callable[[str], float | str]] = {
     **dict.fromkeys(("waiting", "bytes", "running"), _count),
     "rate": read_rate,
     "keep": lambda text: AT_ONCE if text == NEVER else _kept(text),
@@ -120,11 +119,11 @@ def service_limits(
         chosen: dict[str, Any] = {}
         for part in rest.split(","):
             what, _, number = part.partition("=")
-            if not name or not colon or what not in _LIMITS or what in chosen:
+            if not name or not colon or what not in READ_LIMIT or what in chosen:
                 example = "NAME:waiting=1000,bytes=64MiB,running=4,rate=10/s,keep=1h,keep_failed=7d,keep_body=never"
                 raise click.BadParameter(f"{value!r} is not a limit; write it like {example}")
             try:
-                chosen[what] = _LIMITS[what](number)
+                chosen[what] = READ_LIMIT[what](number)
             except ValueError as error:
                 raise click.BadParameter(str(error)) from error
         if os.fsencode(name) in limits:

@@ -21,7 +21,7 @@ from titanic.client.client import Client
 from titanic.errors import RequestError, TimedOut, TitanicError
 from titanic.protocol.documents import Percentiles, WorkerInfo
 from titanic.store import PINS_MUCH
-from titanic.util.text import counted, duration, is_url, printable
+from titanic.util.text import counted, duration, is_url, limit_texts, printable
 
 RATES = ("accepted", "dispatched", "succeeded", "failed", "closed")
 
@@ -316,7 +316,7 @@ def services(as_json: bool, last: float, reach: EndpointReach) -> None:
     was killed; bytes what all facts take in the store. total, each of services, and other (the least active if there
     are over 1000; else null) are {accepted, dispatched, succeeded, failed, retried, expired, closed, cancelled (closed
     before they ended), requeued (sent again by users), wait and run: {p50, p90, p99} in seconds, or null}; services
-    also have {waiting, delayed, running, workers, paused}.
+    also have {waiting, delayed, running, workers, paused, limits, limits_set (as `titanic limits`, if any is set)}.
 
     \b
     Example:
@@ -329,7 +329,8 @@ def services(as_json: bool, last: float, reach: EndpointReach) -> None:
     rows: dict[str, dict[str, Any]] = {name: dict(one) for name, one in found["services"].items()}
     for name, now in stats.get("by_service", {}).items():
         workers = now["workers"] if now["workers"] is None else now["workers"] + elsewhere.get(name, 0)
-        figures = {each: now[each] for each in ("waiting", "delayed", "running", "paused")}
+        names = "waiting", "delayed", "running", "paused", "limits", "limits_set"
+        figures = {each: value for each, value in now.items() if each in names}
         rows[name] = {**rows.get(name, {}), **figures, "workers": workers}
     if as_json:
         print_json({**found, "services": rows})
@@ -339,6 +340,9 @@ def services(as_json: bool, last: float, reach: EndpointReach) -> None:
     if found["other"] is not None:
         lines.append(_service("(others)", dict(found["other"]), last))
     print_table(titles, lines, right=titles[1:])
+    for name, now in stats.get("by_service", {}).items():
+        if now.get("limits_set"):
+            click.echo(printable(f"{name}: {', '.join(limit_texts(now, time.time()))}"))
     if found["incomplete"]:
         lost = sum(until - since for since, until in found["incomplete"])
         say(f"a server was killed: counts of {duration(lost / 1e6)} are incomplete")

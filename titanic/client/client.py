@@ -30,6 +30,7 @@ from titanic.protocol.documents import (
     AuditQuery,
     FactsInfo,
     JobConditions,
+    LimitValues,
     NodeInfo,
     RedriveInfo,
     ScheduleInfo,
@@ -399,6 +400,12 @@ class Client:
         """Pause or resume a service; store a request for the service `on_end` whenever a request of it ends ("": none).
         None leaves a setting unchanged. Return the settings."""
         return finish(self._own.set_service(service, paused=paused, on_end=on_end))
+
+    def set_limits(self, service: str, **limits: Unpack[LimitValues]) -> dict[str, Any]:
+        """Set limits of a service in place of the configured ones: `waiting`, `bytes`, `running`, and `rate` a second.
+        They apply to all servers that share the store, and survive restarts. None: the configured one holds again.
+        Return the settings, with the `limits` in force."""
+        return finish(self._own.set_limits(service, **limits))
 
     def audit(self, **options: Unpack[AuditQuery]) -> AuditPage:
         """Return a page of acts on requests of others, services and nodes, or of `refusals` by address and minute,

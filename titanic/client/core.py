@@ -36,6 +36,7 @@ from titanic.protocol.documents import (
     AuditQuery,
     FactsInfo,
     JobConditions,
+    LimitValues,
     NodeInfo,
     RedriveInfo,
     ScheduleInfo,
@@ -550,6 +551,11 @@ class ClientCore:
         if on_end is not None:
             options["on_end"] = on_end or None
         return await self._document(tsp.ADMIN, options)
+
+    async def set_limits(self, service: str, **limits: Unpack[LimitValues]) -> dict[str, Any]:
+        """Set these limits of a service in place of the configured ones; None: the configured one holds again. Returns
+        its settings, with the limits in force."""
+        return await self._document(tsp.ADMIN, {"do": "set", "service": service, **limits})
 
     async def audit(self, **options: Unpack[AuditQuery]) -> AuditPage:
         """A page of acts, or of `refusals`, newest first; all that is given must match. Times are in seconds since

@@ -150,9 +150,9 @@ class ClusterDispatcher(Dispatcher):
     def _read_settings(self) -> None:
         """Do nothing: they are read before the first claim."""
 
-    def _reconfigure(self, config: ServerConfig) -> None:
+    def _configure(self, config: ServerConfig) -> None:
         self.node.reconfigure(config)
-        super()._reconfigure(config)
+        super()._configure(config)
 
     def _set_stopping(self) -> None:
         super()._set_stopping()
@@ -180,7 +180,7 @@ class ClusterDispatcher(Dispatcher):
                     self.hold_settings(notice.found)
             case LimitsRead():
                 if self._cache.found_limits(notice):
-                    self._host.limits_changed()
+                    self._host.shared_limits_changed()
             case Notification() if cluster is not None:
                 cluster.heard(notice)
             case ClusterRead() if cluster is not None:

@@ -104,7 +104,7 @@ class Host(Protocol):
         """Send idle workers to other nodes: so many at most, by default all. While the node is cut off, this is called
         now and then: workers may have come."""
 
-    def limits_changed(self) -> None:
+    def shared_limits_changed(self) -> None:
         """Apply the shared limits, which another node has changed."""
 
 

@@ -239,12 +239,17 @@ class Backlogs(dict[bytes, Backlog]):
             self.place(backlog)
         self._plan_survey()
 
-    def reconfigure(self, config: ServerConfig) -> None:
-        """Go on with other settings."""
-        self.config = config
-        for name, backlog in self.items():
-            if backlog.allowed is not None or name in config.limits:
-                self.timers.set(("rate", name), 0.0)  # the next check applies the new rate
+    def reconfigure(self, config: ServerConfig) -> set[bytes]:
+        """Go on with other settings. Return the services that have other limits."""
+        before, self.config = self.config.limits, config
+        names = before.keys() | config.limits.keys()
+        changed = {name for name in names if before.get(name) != config.limits.get(name)}
+        for name in changed & self.keys():
+            backlog = self[name]
+            self.timers.set(("rate", name), 0.0)  # the next check applies the new rate
+            backlog.room, backlog.ahead, backlog.ask_at = None, 0, 0.0  # and the next answer how many may run
+            self.place(backlog)
+        return changed
 
     def pause_services(self, names: Collection[bytes]) -> None:
         """Nothing of these services begins from now on, and of no others."""

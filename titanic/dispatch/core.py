@@ -119,9 +119,10 @@ class DispatchCore:
         self._to_ask: list[bytes] = []
 
     def reconfigure(self, config: ServerConfig) -> None:
-        """Go on with other settings."""
+        """Go on with other settings. Of services with other limits, requests that no worker has started come back."""
         self._config = config
-        self.backlogs.reconfigure(config)
+        if changed := self.backlogs.reconfigure(config):
+            self.recall([uuid for uuid, flight in self.flights.items() if flight.backlog.name in changed])
 
     def pause_services(self, names: Collection[bytes]) -> None:
         """Pause these services. Requests that no worker has started come back."""

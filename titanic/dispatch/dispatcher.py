@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -39,6 +40,7 @@ from titanic.dispatch.service_log import FailureLog
 from titanic.dispatch.transport import OwnBrokerTransport, Transport
 from titanic.dispatch.waiters import MOST_WAITERS, Waiters
 from titanic.errors import StoreError
+from titanic.facts import set_limits
 from titanic.facts.counts import DISPATCHED, EXPIRED
 from titanic.facts.recorder import AttemptEnd
 from titanic.logs import event
@@ -106,6 +108,8 @@ class Dispatcher(Channel):
         most_waiters: int = MOST_WAITERS,
     ) -> None:
         """`send_answers`: to clients that wait for replies. `loop`: to run in. `most_waiters`: see `Waiters`."""
+        self._config = config
+        """With the configured limits of services, without those that admins have set."""
         self.core = DispatchCore(config, shared=store.remote)
         self.loop = loop
         self._reader = reader
@@ -428,7 +432,7 @@ class Dispatcher(Channel):
 
     def _read_settings(self) -> None:
         with self._store.read() as transaction:
-            self.hold_settings(transaction.service_settings())
+            self.hold_settings(set_limits.service_settings(transaction))
 
     def hold_settings(self, settings: ServiceSettings) -> None:
         """Apply the settings of services."""
@@ -436,6 +440,8 @@ class Dispatcher(Channel):
             self.settings.know(settings)
         if self.settings.paused != self.core.backlogs.paused:
             self.core.pause_services(self.settings.paused)
+        if set_limits.in_force(self._config.limits, self.settings.all) != self.core.backlogs.config.limits:
+            self._reconfigure(self._config)
 
     def _end(self) -> None:
         """Stop for good, and release all waiting threads."""
@@ -450,6 +456,11 @@ class Dispatcher(Channel):
         return (flight := self.core.flights.get(uuid)) is not None and not flight.closed
 
     def _reconfigure(self, config: ServerConfig) -> None:
+        self._config, limits = config, set_limits.in_force(config.limits, self.settings.all)
+        self._configure(replace(config, limits=limits))
+        self._reader.host.limits_changed(limits)
+
+    def _configure(self, config: ServerConfig) -> None:
         self.maintenance.config = config
         self.completions.poison_deaths = config.poison_deaths
         self.core.reconfigure(config)

@@ -87,6 +87,25 @@ class ServiceSettingInfo(TypedDict):
     """The service that is notified of its ends."""
 
 
+class LimitValues(TypedDict, total=False):
+    """Limits of a service; None: there is none. In a change, None means the configured one, and an absent one stays."""
+
+    waiting: int | None
+    bytes: int | None
+    running: int | None
+    rate: float | None
+
+
+class LimitsSet(LimitValues):
+    """The limits that an admin has set; None: the configured one holds."""
+
+    configured: LimitValues
+    at: int
+    """When they were set, in µs since 1970."""
+    by: str
+    """By which user; empty without access control, and for users who may not read the audit."""
+
+
 class ServiceStats(ServiceSettingInfo):
     """All about a service."""
 
@@ -101,7 +120,9 @@ class ServiceStats(ServiceSettingInfo):
     """Since the start of the server, as `failed` and `expired`."""
     failed: int
     expired: int
-    limits: dict[str, float | None]
+    limits: LimitValues
+    """Those in force."""
+    limits_set: NotRequired[LimitsSet]
 
 
 class Percentiles(TypedDict):

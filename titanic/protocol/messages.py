@@ -28,6 +28,7 @@ from titanic.protocol.submit_options import (
     UniqueUntil,
 )
 from titanic.util.text import quoted
+from titanic.util.units import MAX_RATE, MAX_SIZE, MIN_RATE
 
 MAX_CONDITION = 4000
 """Characters of a condition of a job: with all of them, and the reason why it ends, it must fit into a fact."""
@@ -308,12 +309,22 @@ class DrainAction(Message, tag_field="do", tag="drain"):
     node: Annotated[str, Meta(description="a name, or a number as a string")] | None = None
 
 
+ServiceCount = Annotated[int, Meta(ge=1, le=MAX_SIZE, description=f"a number from 1 to {MAX_SIZE}")]
+ServiceRate = Annotated[
+    float, Meta(ge=MIN_RATE, le=MAX_RATE, description=f"a number of attempts a second from 0.1/3600 to {MAX_RATE:g}")
+]
+
+
 class SetAction(Message, tag_field="do", tag="set"):
     """titanic.admin: settings of a service. Null restores the default."""
 
     service: Annotated[str, Meta(description="the name of a service")]
     paused: Annotated[bool, Meta(description="true, false or null")] | UnsetType | None = UNSET
     on_end: Annotated[str, Meta(description="the name of a service")] | UnsetType | None = UNSET
+    waiting: ServiceCount | UnsetType | None = UNSET
+    bytes: ServiceCount | UnsetType | None = UNSET
+    running: ServiceCount | UnsetType | None = UNSET
+    rate: ServiceRate | UnsetType | None = UNSET
 
 
 class SessionsAction(Message, tag_field="do", tag="sessions"):

@@ -17,7 +17,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -50,7 +50,7 @@ from titanic.services.ownership import Refusals
 from titanic.services.reader import Reader
 from titanic.services.redriver import Redriver
 from titanic.services.service_handler import ServiceHandler
-from titanic.settings import LIVE, ServerConfig
+from titanic.settings import LIVE, ServerConfig, ServiceLimits
 from titanic.store import (
     HistoryWriter,
     NodeFacts,
@@ -428,7 +428,6 @@ class Server:
         acts = [system_origin().act("settings", text=f"reloaded: {', '.join(changed)}")] if changed else []
         self.config = replace(self.config, **{name: getattr(config, name) for name in LIVE})
         self.dispatcher.reconfigure(self.config)
-        self._context.limits = self.config.limits
         if self.control is not None and access is not None:
             if text := self.control.swap(access):
                 acts.append(system_origin().act("access", text=text))
@@ -444,12 +443,19 @@ class Server:
         if self.broker is not None:
             self.broker.send_on(most)
 
-    def limits_changed(self) -> None:
+    def shared_limits_changed(self) -> None:
         """Apply the shared limits, which another node has changed. Called in the loop's thread."""
         if self._limits is not None:
             self.config = replace(self.config, limits=self._limits.held)
             self.dispatcher.reconfigure(self.config)
-            self._context.limits = self.config.limits
+
+    def configured_limits(self) -> Mapping[bytes, ServiceLimits]:
+        """The limits of services without those that admins have set. Any thread may ask."""
+        return self.config.limits
+
+    def limits_changed(self, limits: Mapping[bytes, ServiceLimits]) -> None:
+        """These limits are in force. Called in the loop's thread."""
+        self._context.limits = limits
 
     def _end(self, *, started: bool) -> None:
         """Close everything once the threads that use the store have ended."""

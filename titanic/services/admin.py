@@ -108,7 +108,8 @@ class AdminWrite(Write):
                     document = self._drain(transaction, options)
                     self._note(ask, "drain", text=", ".join(node["name"] for node in document["nodes"]))
                 elif isinstance(options, SetAction):
-                    self._settings, document = set_service.apply(transaction, options)
+                    act, configured = (now_us, self._context.origin(ask).user), self._context.host.configured_limits()
+                    self._settings, document = set_service.apply(transaction, options, act, configured)
                     if document["done"]:
                         self._note(ask, *set_service.described(options), service=options.service.encode())
                 elif isinstance(options, SessionsAction):

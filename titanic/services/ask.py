@@ -296,6 +296,14 @@ class ServiceHost(Protocol):
         """Whether the peer of an ask does not read its answers."""
         return False
 
+    def configured_limits(self) -> Mapping[bytes, ServiceLimits]:
+        """The limits of services without those that admins have set."""
+        return {}
+
+    def limits_changed(self, limits: Mapping[bytes, ServiceLimits], /) -> None:
+        """These limits are in force. Called in the loop's thread."""
+        return
+
     def record(self, write: Write, /) -> None:
         """Have something written that no message asked for."""
         write.committed()
@@ -320,7 +328,7 @@ class ServiceContext:
     facts: FactsRecorder
     """That of the writer."""
     limits: Mapping[bytes, ServiceLimits] = field(default_factory=dict)
-    """Limits of single services. Any thread may replace them."""
+    """Limits of single services that are in force. Any thread may replace them."""
     most_body: int | None = None
     """Maximum bytes of a request's body; None: the broker refuses larger ones."""
     most_bytes: int = 1 << 30

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from broker import User, WorkerReport, read_json
 from titanic.errors import Forbidden, RecordCorrupt
+from titanic.facts import set_limits
 from titanic.protocol import tsp
 from titanic.protocol.documents import Filling, RequestInHand, ServiceStats, WorkerInfo, WorkersInfo
 from titanic.protocol.messages import read_stats
@@ -19,7 +20,7 @@ from titanic.services import nodes, set_service
 from titanic.services.ask import ServiceContext, ServiceHost
 from titanic.services.ownership import is_hidden
 from titanic.settings import ServiceLimits
-from titanic.store import NO_QUEUE, NOTHING_SET, ReadTransaction, ServiceSettings, Store, ready_counts
+from titanic.store import NO_QUEUE, NOTHING_SET, Limits, ReadTransaction, ServiceSettings, Store, ready_counts
 from titanic.store.states import ENDED
 from titanic.util import ids
 from titanic.util.text import read_process
@@ -45,8 +46,6 @@ ROW = 300
 """Bytes of a request besides its body and its reply, roughly."""
 
 MOST_FILLING = 10
-
-_NO_LIMITS = ServiceLimits()
 
 
 def answer(
@@ -102,8 +101,13 @@ def answer(
         document |= nodes.shared(rows, me, document["running"])
     if asked.services:
         limits, settings = context.limits, context.settings.all
-        skip = context.dispatcher.running()
-        document["by_service"] = _services(transaction, host, limits, settings, skip, elsewhere)
+        services = _services(transaction, host, limits, settings, context.dispatcher.running(), elsewhere)
+        names, configured = user is None or lacks(user, "audit") is None, host.configured_limits()
+        for name, one in settings.items():
+            if one.limits is not None:
+                row = services[name.decode(errors="replace")]
+                row["limits_set"] = set_limits.described(one.limits, configured.get(name), names=names)
+        document["by_service"] = services
         if user is None or user.admin:
             refused = host.forbidden().items()
             document["refusals"] = [{"user": name, "action": action, "count": n} for (name, action), n in refused]
@@ -241,11 +245,6 @@ def _services(
             "expired": expired,
             "paused": set_for.paused,
             "on_end": set_for.on_end.decode(errors="replace") or None,
-            "limits": _limits(limit or _NO_LIMITS),
+            "limits": set_limits.values(limit or Limits()),
         }
     return found
-
-
-def _limits(limits: ServiceLimits) -> dict[str, float | None]:
-    given = {"waiting": limits.waiting, "bytes": limits.bytes, "running": limits.running, "rate": limits.rate}
-    return {name: value or None for name, value in given.items()}

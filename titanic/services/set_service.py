@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from msgspec import UNSET
 
+from titanic.facts import set_limits
 from titanic.protocol import tsp
 from titanic.protocol.messages import SetAction
-from titanic.store import NOTHING_SET, ServiceSetting, ServiceSettings, WriteTransaction
+from titanic.settings import ServiceLimits
+from titanic.store import NOTHING_SET, Limits, ServiceSetting, ServiceSettings, WriteTransaction
 
 
 def _name(what: str, value: str) -> bytes:
@@ -18,11 +21,20 @@ def _name(what: str, value: str) -> bytes:
     return name
 
 
-def apply(transaction: WriteTransaction, options: SetAction) -> tuple[ServiceSettings, dict[str, Any]]:
-    """Change the given settings. Returns the settings of all services, and the answer for this one. Raises
-    ValueError."""
+def apply(
+    transaction: WriteTransaction,
+    options: SetAction,
+    act: tuple[int, str],
+    configured: Mapping[bytes, ServiceLimits],
+) -> tuple[ServiceSettings, dict[str, Any]]:
+    """Change the given settings. Returns the settings of all services, and the answer for this one. `act`: when, and
+    who. `configured`: limits. Raises ValueError and InvalidRequest."""
     service = _name("service", options.service)
-    before = setting = transaction.service_settings().get(service, NOTHING_SET)
+    limits = _limits(options)
+    if limits:
+        set_limits.lock(transaction)
+    settings = set_limits.service_settings(transaction)
+    before = setting = settings.get(service, NOTHING_SET)
     if options.paused is not UNSET:
         setting = setting._replace(paused=bool(options.paused))
     if options.on_end is not UNSET:
@@ -30,16 +42,34 @@ def apply(transaction: WriteTransaction, options: SetAction) -> tuple[ServiceSet
         if on_end == service:
             raise ValueError("on_end must be another service: otherwise each notification would cause another")
         setting = setting._replace(on_end=on_end)
-    settings = transaction.set_service(service, setting)
-    return settings, {"done": int(setting != before), "service": service.decode(), **_as_json(setting)}
+    if setting != before or not limits:
+        transaction.set_service(service, setting._replace(limits=None))
+    answer: dict[str, Any] = {"service": service.decode(), **_as_json(setting)}
+    if limits:
+        setting = setting._replace(limits=set_limits.change(transaction, service, limits, settings, act))
+        holds = set_limits.in_force(configured, {service: setting}).get(service, Limits())
+        answer["limits"] = set_limits.values(holds)
+        if setting.limits is not None:
+            answer["limits_set"] = set_limits.described(setting.limits, configured.get(service), names=True)
+    settings[service] = setting
+    if setting == NOTHING_SET:
+        del settings[service]
+    return settings, {"done": int(setting != before), **answer}
+
+
+def _limits(options: SetAction) -> dict[str, float]:
+    given = {name: getattr(options, name) for name in Limits._fields}
+    return {name: value or 0 for name, value in given.items() if value is not UNSET}
 
 
 def described(options: SetAction) -> tuple[str, str]:
     """The act for the audit, and its text."""
-    if options.on_end is UNSET and options.paused is not UNSET:
+    limits, others = _limits(options), {"paused": options.paused, "on_end": options.on_end}
+    said = {name: value for name, value in others.items() if value is not UNSET}
+    if [*said, *limits] == ["paused"]:
         return ("pause" if options.paused else "resume"), ""
-    said = {"paused": options.paused, "on_end": options.on_end}
-    return "set", " ".join(f"{name}={value}" for name, value in said.items() if value is not UNSET)
+    said |= {name: f"{value:g}" if value else "configured" for name, value in limits.items()}
+    return ("set" if len(said) > len(limits) else "limits"), " ".join(f"{name}={one}" for name, one in said.items())
 
 
 def document(settings: ServiceSettings) -> dict[str, Any]:

@@ -27,7 +27,16 @@ from titanic.services import nodes
 from titanic.services.ask import DispatchView, ServiceContext
 from titanic.services.ownership import is_hidden
 from titanic.settings import ServiceLimits
-from titanic.store import ClaimRow, Description, ReadTransaction, SharedReadTransaction, State, Store
+from titanic.store import (
+    NOTHING_SET,
+    ClaimRow,
+    Description,
+    LimitOverride,
+    ReadTransaction,
+    SharedReadTransaction,
+    State,
+    Store,
+)
 from titanic.util.text import counted, duration, one_line
 
 MAX_AHEAD = 10_000
@@ -64,6 +73,9 @@ class Facts:
     refusing: str = ""
     """Why this node dispatches nothing; empty: it does."""
     limits: ServiceLimits = _NO_LIMITS
+    """Those in force."""
+    override: LimitOverride | None = None
+    """Those among them that an admin has set; `by` is empty for users who may not read the audit."""
     workers: int | None = 0
     """How many requests the workers of its service take at a time; None: some, their number is unknown."""
     running: int = 0
@@ -114,6 +126,7 @@ def gather(
             named.append(uuid)
     paused = service in context.settings.paused
     may_audit = user is None or lacks(user, "audit") is None
+    override = context.settings.all.get(service, NOTHING_SET).limits
     return Facts(
         row=row,
         now_us=now_us,
@@ -123,6 +136,7 @@ def gather(
         pause=last_act(transaction, "pause", service) if paused and may_audit else None,
         refusing="" if context.refusing is None else context.refusing[0][4:].decode(errors="replace"),
         limits=context.limits.get(service, _NO_LIMITS),
+        override=override if override is None or may_audit else override._replace(by=""),
         workers=workers,
         running=running,
         ahead=ahead,
@@ -155,8 +169,7 @@ def explain(facts: Facts) -> WhyInfo:
     if row.state is State.DELAYED and row.due > facts.now_us:
         return _later(facts)
     if facts.paused:
-        at, act = facts.pause or (0, None)
-        by = f" ({f'by {act.user}, ' if act.user else ''}{_since(facts, at)})" if act else ""
+        by = f" ({_by(facts, facts.pause[1].user, facts.pause[0])})" if facts.pause else ""
         return _why("paused", f"service {facts.service} is paused{by}", f"titanic resume {facts.service}")
     if view is None:
         return _why("no-server", "this was read from the store's files, without a server", "start titanic serve")
@@ -185,6 +198,10 @@ def _until(why: WhyInfo, facts: Facts, seconds: float) -> WhyInfo:
 
 def _since(facts: Facts, at_us: int) -> str:
     return f"{duration(max(0.0, (facts.now_us - at_us) / 1e6))} ago"
+
+
+def _by(facts: Facts, user: str, at_us: int) -> str:
+    return f"{f'by {user}, ' if user else ''}{_since(facts, at_us)}"
 
 
 def _ended(facts: Facts) -> WhyInfo:
@@ -261,13 +278,15 @@ def _queued(facts: Facts, view: DispatchView) -> WhyInfo:
     limits, ahead = facts.limits, facts.ahead
     behind = f"behind {'more than ' if ahead >= MAX_AHEAD else ''}{counted(ahead, 'other')}" if ahead else "it is next"
     if limits.rate and view.rate_in is not None:
-        text = f"service {facts.service} has the rate {limits.rate:g}/s; {behind}, it starts"
-        found = _why("rate", text, "raise its rate (service_limit)", ahead=ahead, limit=limits.rate)
+        text = f"service {facts.service} has the rate {limits.rate:g}/s{_set(facts, 'rate')}; {behind}, it starts"
+        found = _why("rate", text, f"titanic limits {facts.service} --rate N/s", ahead=ahead, limit=limits.rate)
         return _until(found, facts, view.rate_in + ahead / limits.rate)
     if limits.running and facts.running >= limits.running:
         by = f": {', '.join(uuid.hex() for uuid in facts.named)}" if facts.named else ""
-        text = f"the limit running={limits.running} of service {facts.service} is reached{by}; {behind}"
-        found = _why("limit", text, "raise running (service_limit)", ahead=ahead, limit=limits.running)
+        limit = f"running={limits.running}{_set(facts, 'running')}"
+        text = f"the limit {limit} of service {facts.service} is reached{by}; {behind}"
+        raise_it = f"titanic limits {facts.service} --running N"
+        found = _why("limit", text, raise_it, ahead=ahead, limit=limits.running)
         found["running"] = facts.running
         if facts.named:
             found["requests"] = [uuid.hex() for uuid in facts.named]
@@ -283,6 +302,12 @@ def _queued(facts: Facts, view: DispatchView) -> WhyInfo:
         found["text"] += f", about {duration(ahead / speed)}"
     found["running"] = facts.running
     return found
+
+
+def _set(facts: Facts, name: str) -> str:
+    """Who set a limit, and when; empty if it is the configured one."""
+    one = facts.override
+    return f" (set {_by(facts, one.by, one.at)})" if one is not None and getattr(one.limits, name) else ""
 
 
 def _busy(facts: Facts, place: str) -> WhyInfo:

@@ -17,7 +17,6 @@ from titanic.store.claiming import Renewed as Renewed
 from titanic.store.claiming import Silent as Silent
 from titanic.store.cluster import ClaimRow as ClaimRow
 from titanic.store.cluster import ClusterView as ClusterView
-from titanic.store.cluster import Limits as Limits
 from titanic.store.cluster import NodeRow as NodeRow
 from titanic.store.cluster import NodesReadTransaction as NodesReadTransaction
 from titanic.store.cluster import NodesWriteTransaction as NodesWriteTransaction
@@ -78,6 +77,8 @@ from titanic.store.request import StoredRequest as StoredRequest
 from titanic.store.rules import FACTS_ROOM as FACTS_ROOM
 from titanic.store.service_settings import NOTHING_SET as NOTHING_SET
 from titanic.store.service_settings import KnownSettings as KnownSettings
+from titanic.store.service_settings import LimitOverride as LimitOverride
+from titanic.store.service_settings import Limits as Limits
 from titanic.store.service_settings import ServiceSetting as ServiceSetting
 from titanic.store.service_settings import ServiceSettings as ServiceSettings
 from titanic.store.states import ENDED as ENDED

@@ -17,6 +17,7 @@ from typing import NamedTuple, Protocol
 
 from titanic.store.interface import ReadTransaction, Store, WriteTransaction
 from titanic.store.records import Page
+from titanic.store.service_settings import Limits
 
 # -- notifications -------------------------------------------------------------------------------------------
 
@@ -178,16 +179,6 @@ class StatusQuery(NamedTuple):
     flights: Collection[bytes]
     incarnations: Collection[int]
     recalled: Collection[bytes]
-
-
-class Limits(NamedTuple):
-    """What holds for a service at all nodes; 0: no limit. `waiting` requests and their `bytes`, how many are `running`,
-    and how many attempts begin in a second (`rate`)."""
-
-    waiting: int = 0
-    bytes: int = 0
-    running: int = 0
-    rate: float = 0.0
 
 
 class ClaimRow(NamedTuple):

@@ -13,12 +13,32 @@ MOST = 1000
 """Services that can have settings."""
 
 
+class Limits(NamedTuple):
+    """What holds for a service at all nodes; 0: no limit. `waiting` requests and their `bytes`, how many are `running`,
+    and how many attempts begin in a second (`rate`)."""
+
+    waiting: int = 0
+    bytes: int = 0
+    running: int = 0
+    rate: float = 0.0
+
+
+class LimitOverride(NamedTuple):
+    """Limits of a service that an admin has set, in place of the configured ones; 0: the configured one holds. `at`:
+    when, in µs since 1970. `by`: the admin; empty without access control."""
+
+    limits: Limits
+    at: int
+    by: str
+
+
 class ServiceSetting(NamedTuple):
     """`paused`: its requests are given to no worker. `on_end`: whenever one of its requests has ended, a request for
-    this service is stored; empty: none."""
+    this service is stored; empty: none. `limits`: stored as a fact (titanic/facts/set_limits.py)."""
 
     paused: bool = False
     on_end: bytes = b""
+    limits: LimitOverride | None = None
 
 
 NOTHING_SET = ServiceSetting()

@@ -5,8 +5,12 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Mapping
 from reprlib import Repr
+from typing import Any
 from urllib.parse import unquote
+
+from titanic.util.units import write_size
 
 
 def printable(text: str) -> str:
@@ -36,6 +40,26 @@ def duration(seconds: float) -> str:
             number = f"{seconds * factor:.1f}" if unit == "s" and seconds < 10 else f"{seconds * factor:.0f}"
             return f"{number.removesuffix('.0')} {unit}"
     return f"{seconds / 86_400:,.0f} days"
+
+
+def limit_texts(row: Mapping[str, Any], now: float) -> list[str]:
+    """The limits of a service in the statistics, for people: running ≤ 4 (set by ann, 5 min ago; configured: 8)."""
+    was_set, texts = row.get("limits_set") or {}, []
+    for name, value in row.get("limits", {}).items():
+        if value is not None:
+            text = f"{name} ≤ {_limit(name, value)}"
+            if was_set.get(name) is not None:
+                by = f"by {was_set['by']}, " if was_set["by"] else ""
+                ago = duration(max(0.0, now - was_set["at"] / 1e6))
+                text += f" (set {by}{ago} ago; configured: {_limit(name, was_set['configured'][name])})"
+            texts.append(text)
+    return texts
+
+
+def _limit(name: str, value: float | None) -> str:
+    if value is None:
+        return "none"
+    return f"{value:g}/s" if name == "rate" else write_size(int(value)) if name == "bytes" else str(value)
 
 
 _repr = Repr()

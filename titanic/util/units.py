@@ -15,6 +15,8 @@ BYTES = {
 MAX_SECONDS = 1e8
 """Three years: longer durations overflow a clock somewhere."""
 
+MAX_SIZE = 1 << 44
+
 MIN_RATE, MAX_RATE = 0.1 / 3600, 100_000.0
 """Per second."""
 

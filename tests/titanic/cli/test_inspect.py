@@ -67,6 +67,32 @@ def test_a_paused_service(at: tuple[str, str]) -> None:
     here("close", uuid, *at)
 
 
+def test_limits_of_a_service(at: tuple[str, str]) -> None:
+    assert here("limits", "bounded", *at).line == "bounded has no limits"
+    lines = (
+        here("limits", "bounded", "--running", "4", "--rate", "30/m", "--bytes", "1MiB", *at).out.decode().splitlines()
+    )
+    begins = "bytes ≤ 1MiB (set ", "running ≤ 4 (set ", "rate ≤ 0.5/s (set "
+    assert all(line.startswith(begin) for line, begin in zip(lines, begins, strict=True))
+    assert all(line.endswith(" ago; configured: none)") for line in lines)
+    assert here("limits", "bounded", *at).out.decode().splitlines()[2].startswith("rate ≤ 0.5/s (set ")
+    assert b"\nbounded: bytes \xe2\x89\xa4 1MiB (set " in here("services", *at).out
+    found = here("limits", "bounded", "--reset", "--rate", "2/s", "--json", *at).json
+    limits = {"waiting": None, "bytes": None, "running": None, "rate": 2.0}
+    assert found["limits"] == limits
+    assert found["limits_set"].items() >= limits.items()
+    assert here("services", "--json", *at).json["services"]["bounded"]["limits"] == limits
+    assert here("limits", "bounded", "--reset", *at).line == "bounded has no limits"
+    assert here("limits", "bounded", "--json", *at).json == {}
+
+
+@pytest.mark.parametrize("wrong", [("--running", "0"), ("--rate", "10"), ("--bytes", "x"), ("--waiting", "-1")])
+def test_a_limit_that_cannot_be_set(at: tuple[str, str], wrong: tuple[str, str]) -> None:
+    done = here("limits", "bounded", *wrong, *at)
+    assert done.code == 2
+    assert wrong[0] in done.err
+
+
 TRACE = f"00-{1:032x}-{2:016x}-01"
 
 

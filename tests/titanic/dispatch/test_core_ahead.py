@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from support.dispatch_play import Play, names
 
@@ -125,6 +127,24 @@ def stuck_with_some_ahead() -> tuple[Play, list[str]]:
     assert len(ahead) > WORKERS
     play.queued |= {name.encode() for name in ahead}
     return play, ahead
+
+
+def test_a_limit_takes_back_what_is_ahead() -> None:
+    play, ahead = stuck_with_some_ahead()
+    with_limit = replace(play.core._config, limits={b"echo": ServiceLimits(running=1)})
+    play.core.reconfigure(with_limit)
+    play.later_by(1)
+    assert not play.queued
+    assert play.core.counts["returned"] == len(ahead)
+    assert len(play.running) == WORKERS  # the limit ends none
+    for left in range(WORKERS, 1, -1):
+        play.reply(next(iter(play.running)).decode(), b"")
+        assert len(play.running) == left - 1
+    play.reply(next(iter(play.running)).decode(), b"")
+    assert len(play.running) == 1
+    play.core.reconfigure(replace(with_limit, limits={}))
+    play.later_by(1)
+    assert len(play.running) == WORKERS
 
 
 def test_a_more_urgent_one_overtakes_what_is_ahead_and_does_not_move() -> None:

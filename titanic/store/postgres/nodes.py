@@ -19,14 +19,14 @@ from typing import Any
 from titanic.errors import OtherLease, StoreError, WriteConflict
 from titanic.store import service_settings
 from titanic.store.claiming import Joined, LeaseConfig, NodeFacts, Place, Renewed, Silent
-from titanic.store.cluster import ClaimRow, ClusterView, Limits, NodeRow, Recall, StatusQuery
+from titanic.store.cluster import ClaimRow, ClusterView, NodeRow, Recall, StatusQuery
 from titanic.store.postgres import schema
 from titanic.store.postgres.connection_pool import ConnectionPool, Outage
 from titanic.store.postgres.database_session import Raw, ids, numbers, texts
 from titanic.store.postgres.transaction import Row, SnapshotReader, Statement
 from titanic.store.postgres.writing import PostgresWriting
 from titanic.store.records import Durability
-from titanic.store.service_settings import NOTHING_SET, ServiceSetting, ServiceSettings
+from titanic.store.service_settings import NOTHING_SET, Limits, ServiceSetting, ServiceSettings
 
 SHARDS = 64
 """Numbers under which nodes count, from 1. Nodes beyond that, and tools, count under 0."""
@@ -430,7 +430,7 @@ def set_service(tx: PostgresWriting, service: bytes, setting: ServiceSetting) ->
     if setting == NOTHING_SET:
         tx.fetch(_FORGET, service)
     else:
-        tx.fetch(_SET, service, *setting)
+        tx.fetch(_SET, service, setting.paused, setting.on_end)
     return found
 
 
