@@ -1,0 +1,121 @@
+"""The handbook's drills: something breaks for real, and the commands of its section, as they are printed, mend it.
+
+Others are elsewhere: clocks that differ (`test_doctor.py`), a node that is lost (`test_nodes_systemd.py`), the
+fail-over of a database (`test_patroni.py`).
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from support.machine import ROOT, Machine, machine, needs_machine
+
+README = (ROOT / "deploy/README.md").read_text()
+STORE = "var/lib/titanic/store"
+PENDING, UNKNOWN = 3, 4
+"""What `titanic reply` exits with."""
+
+
+def commands(heading: str) -> list[str]:
+    """The root commands of a section."""
+    section = README.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    found: list[str] = re.findall(r"^    # (.*)$", section, re.MULTILINE)
+    assert found, heading
+    return found
+
+
+def drill(here: Machine, lines: list[str]) -> str:
+    """Run commands as they are printed; all that they say."""
+    return "\n".join(here.says(f"cd /root; export UNIT=titanic\n{line}") for line in lines)
+
+
+def submit(here: Machine, body: str) -> str:
+    return here.does("titanic", "submit", "absent", body)
+
+
+def code_of(here: Machine, uuid: str) -> int:
+    return here.run("titanic", "reply", uuid).code
+
+
+@needs_machine
+@pytest.mark.timeout(1200)
+def test_the_drills() -> None:
+    with machine() as here:
+        here.does("/root/deploy/install.sh", "--wheels", "/root/wheels")
+        kill(here)
+        full_disk(here)
+        damaged_page(here)
+        restore(here)
+        lost_key(here)
+
+
+def kill(here: Machine) -> None:
+    kept, pid = submit(here, "kept"), here.shows("titanic", "MainPID")
+    here.does("kill", "-KILL", pid)
+    here.until(lambda: here.shows("titanic", "MainPID") not in (pid, "0"))
+    here.until(lambda: here.shows("titanic", "ActiveState") == "active")
+    assert "NRestarts=1" in drill(here, commands("TitanicDown, TitanicRestarts"))
+    assert code_of(here, kept) == PENDING
+
+
+def full_disk(here: Machine) -> None:
+    """On a disk of its own, which the store does not notice before it is full."""
+    large = "x" * 500_000
+    here.does("systemctl", "stop", "titanic")
+    here.says("mount -t tmpfs -o size=16m,mode=750 none /var/lib/titanic && chown titanic: /var/lib/titanic")
+    here.does("systemctl", "start", "titanic")
+    kept = submit(here, "kept")
+    here.run("sh", "-c", "cat /dev/zero >/var/lib/titanic/filler")
+    refused = here.until(lambda: (done := here.run("titanic", "submit", "absent", "-", stdin=large)).code and done)
+    assert "the disk of the store" in refused.err
+    said = drill(here, commands("TitanicDiskFull"))
+    assert "100%" in said
+    assert re.search(r"^\d+M\s+/var/lib/titanic/filler$", said, re.MULTILINE)
+    here.does("rm", "/var/lib/titanic/filler")
+    here.until(lambda: here.run("titanic", "submit", "absent", "-", stdin=large).code == 0)
+    assert code_of(here, kept) == PENDING
+    here.does("systemctl", "stop", "titanic")
+    here.does("umount", "/var/lib/titanic")
+    here.does("systemctl", "start", "titanic")
+
+
+def damaged_page(here: Machine) -> None:
+    kept, damaged = submit(here, "kept"), submit(here, "a body that the disk does not keep")
+    stop, check, *rest = commands("A damaged store")
+    drill(here, [stop])
+    data = here.folder / STORE / "data.mdb"
+    content = data.read_bytes()
+    assert b"a body that the disk" in content
+    data.write_bytes(content.replace(b"a body that the disk", b"a body that no disk!"))
+    found = here.run("sh", "-c", check)
+    assert (found.code, damaged in found.out + found.err) == (1, True), found
+    drill(here, rest)
+    assert here.shows("titanic", "ActiveState") == "active"
+    assert code_of(here, kept) == PENDING
+    assert code_of(here, damaged) != PENDING
+    drill(here, [stop, check, rest[-1]])
+
+
+def restore(here: Machine) -> None:
+    kept, lines = submit(here, "kept"), commands("Backup and restore")
+    stop = lines.index("systemctl stop titanic")
+    drill(here, lines[:stop])
+    later = submit(here, "later")
+    drill(here, lines[stop:])
+    assert (code_of(here, kept), code_of(here, later)) == (PENDING, UNKNOWN)
+
+
+def lost_key(here: Machine) -> None:
+    """Of the server: clients refuse the new one, until they have it."""
+    lines = commands("Access control")
+    drill(here, lines[: lines.index("systemctl restart titanic") + 1])
+    here.does("cp", "/etc/titanic/server.key", "/root/old.key")
+    keys = ("--key-file", "/etc/titanic/shop.key_secret", "--server-key")
+    here.does("titanic", "submit", "mail", "hello", *keys, "/root/old.key")
+    here.does("rm", "/etc/titanic/server.key", "/etc/titanic/server.key_secret")
+    (printed,) = re.findall(r"delete both files, run `([^`]+)`, restart", README.replace("\n", " "))
+    drill(here, [printed, "systemctl restart titanic"])
+    refused = here.run("titanic", "submit", "mail", "hello", "--timeout", "5", *keys, "/root/old.key")
+    assert refused.code != 0
+    here.does("titanic", "submit", "mail", "hello", *keys, "/etc/titanic/server.key")
