@@ -1,21 +1,40 @@
 """A node as a process of its own: `python node_process.py ENDPOINT URL LEASE [AHEAD]`. LEASE is in seconds, AHEAD how
-many seconds of work its broker gets ahead, or "attach": it is at the broker that is there."""
+many seconds of work its broker gets ahead, or "attach": it is at the broker that is there, or "stop": it stands still
+before it commits its first claim."""
 
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
+from itertools import count
+from typing import Any
 
 from support.node_settings import node_config
 
 from titanic import Server
 from titanic.cluster import node
+from titanic.store.postgres import store
+from titanic.store.postgres.store import PostgresWriteTransaction
+
+
+class StopsInClaim(PostgresWriteTransaction):
+    times = count()
+
+    def claim(self, *given: Any) -> Any:
+        self.optimistic()  # not a transaction by itself
+        found = super().claim(*given)
+        if found is not None and found.rows and not next(self.times):
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return found
 
 
 def main(endpoint: str, url: str, lease: str, ahead: str = "") -> None:
     attached = ahead == "attach"
-    if ahead and not attached:
+    if ahead == "stop":
+        store.PostgresWriteTransaction = StopsInClaim  # type: ignore[misc]
+    elif ahead and not attached:
         node.AHEAD_REMOTE = float(ahead)
     logging.basicConfig(level=logging.INFO)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # threads inherit it

@@ -41,6 +41,11 @@ class Process:
     def running(self) -> bool:
         return self._process.poll() is None
 
+    @property
+    def stands_still(self) -> bool:
+        """Whether it was stopped by a signal."""
+        return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
     def signal(self, number: signal.Signals) -> None:
         """Send it, if the process is there."""
         if self.running:

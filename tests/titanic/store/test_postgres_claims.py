@@ -15,7 +15,7 @@ from support.postgres import needs_postgres, shared_server
 from support.store_facts import accept_all, waiting_in
 from support.waiting import until
 
-from titanic.errors import RecordCorrupt, StoreFailed, StoreTooNew, WriteConflict
+from titanic.errors import OutcomeUnknown, RecordCorrupt, StoreFailed, StoreTooNew, WriteConflict
 from titanic.store import Bound, LeaseConfig, NewRequest, NodeFacts, Place, Silent, State, Status
 from titanic.store.postgres import claims, queries
 from titanic.store.postgres import nodes as nodes_module
@@ -211,13 +211,95 @@ def test_a_claim_costs_two_round_trips_and_a_bound_one_more(nodes, trips):
     assert trips == [1, 1]
 
 
+# -- who stands still ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bound", [0, 1])
+def test_who_stands_still_in_the_middle_of_a_claim_holds_up_the_others_no_longer_than_a_lease(
+    nodes, monkeypatch, bound
+):
+    monkeypatch.setattr(nodes_module, "STALLED", 0.2)
+    one, other = nodes
+    uuids = one.accept(b"x")
+
+    def claim_and_stand_still():
+        with one.store.write() as txn:
+            assert txn.claim(one.me, {b"x": 1}, MUCH, {b"x": Bound(bound)} if bound else {}).rows
+            assert other.claim((b"x", 1), x=bound) == {}, "it is locked"
+            until(lambda: ended_stalled(other) and other.claim((b"x", 1), x=bound) == {b"x": uuids})
+
+    with pytest.raises(OutcomeUnknown):
+        claim_and_stand_still()
+
+
+def test_who_stands_still_while_it_sends_a_claim_holds_up_the_others_no_longer_than_a_lease(nodes, monkeypatch):
+    """The server has executed what has come, and waits for the rest: that is not idle."""
+    monkeypatch.setattr(nodes_module, "STALLED", 0.2)
+    one, other = nodes
+    uuids = one.accept(b"x")
+    connection = one.store.pool.connect().connection
+    connection.pgconn.enter_pipeline_mode()
+    connection.pgconn.send_query_params(b"SELECT FROM ready FOR UPDATE", [])
+    connection.pgconn.send_flush_request()
+    while connection.pgconn.flush():
+        pass
+    waits = "SELECT count(*) FROM pg_stat_activity WHERE pid = %s AND state = 'active' AND wait_event = 'ClientRead'"
+    until(lambda: shared_server().sql(f"{waits} AND backend_xid IS NOT NULL", connection.info.backend_pid) == 1)
+    assert other.claim((b"x", 1)) == {}, "it is locked"
+    until(lambda: ended_stalled(other) and other.claim((b"x", 1)) == {b"x": uuids})
+    connection.close()
+
+
+def ended_stalled(node):
+    return node.store.renew(node.me, [], NAMES, LeaseConfig(lease=0.2)).alive
+
+
+def test_who_reads_for_long_is_not_ended(nodes, monkeypatch):
+    monkeypatch.setattr(nodes_module, "STALLED", 0.0)
+    one, other = nodes
+    with one.store.read() as reading:
+        before = reading.fetch("SELECT count(*) FROM ready")
+        one.accept(b"x")
+        for _ in range(3):
+            assert other.store.renew(other.me, [], NAMES, LeaseConfig(lease=0.0)).alive
+        assert reading.fetch("SELECT count(*) FROM ready") == before
+
+
+def test_who_stands_still_while_it_renews_its_lease_can_be_ended(nodes, monkeypatch):
+    one, other = nodes
+    (a,) = one.accept(b"x")
+    one.claim((b"x", 1))
+    execute, renewed, go_on = psycopg.Connection.execute, threading.Event(), threading.Event()
+
+    def slow(self, text, *rest, **more):
+        found = execute(self, text, *rest, **more)
+        if text is nodes_module._RENEW and threading.current_thread() is standing:
+            renewed.set()
+            assert go_on.wait(60)
+        return found
+
+    standing = threading.Thread(target=one.renew, daemon=True)
+    monkeypatch.setattr(psycopg.Connection, "execute", slow)
+    standing.start()
+    assert renewed.wait(60)
+    other.renew(*other.renew().others)
+    assert other.claim((b"x", 1)) == {b"x": [a]}
+    go_on.set()
+    standing.join()
+
+
 # -- dead rows ------------------------------------------------------------------------------------------------
+
+
+def take_claims_for_slow(monkeypatch):
+    """The first is full, and no other one."""
+    for name, seconds in (("SLOW", -1), ("REST", 1e9), ("MOST_REST", 1e9)):
+        monkeypatch.setattr(claims, name, seconds)
 
 
 def test_beside_an_old_snapshot_rows_that_are_gone_are_not_read_each_time(url, monkeypatch):
     """Such as pg_dump's: they cannot be removed as long as it is there."""
-    monkeypatch.setattr(claims, "SLOW", -1)  # whatever is claimed first took too long
-    monkeypatch.setattr(claims, "REST", 1e9)
+    take_claims_for_slow(monkeypatch)
 
     def entries_read(index, lives=40):
         """Of an index, by a node that executes so many requests, one after another."""
@@ -269,8 +351,7 @@ def test_an_old_snapshot_is_a_reader_of_the_store(nodes, url, monkeypatch):
 
 
 def test_what_a_quick_claim_does_not_look_at_the_next_full_one_finds(nodes, monkeypatch):
-    monkeypatch.setattr(claims, "SLOW", -1)
-    monkeypatch.setattr(claims, "REST", 1e9)
+    take_claims_for_slow(monkeypatch)
     one, other = nodes
     a, b, c = one.accept(b"x", b"x", b"x")
     assert other.claim((b"x", 1)) == {b"x": [a]}
@@ -286,9 +367,20 @@ def test_what_a_quick_claim_does_not_look_at_the_next_full_one_finds(nodes, monk
     assert one.store.writer.scan_starts == {}, "it was quick"
 
 
+def test_the_next_full_claim_is_not_long_after_one_that_took_very_long(nodes, monkeypatch):
+    take_claims_for_slow(monkeypatch)
+    monkeypatch.setattr(claims, "MOST_REST", 5.0)
+    one, _ = nodes
+    one.accept(b"x")
+    before = time.monotonic()
+    one.claim((b"x", 1))
+    assert one.store.writer.scan_starts[b"x"].full_at <= time.monotonic() + 5.0
+    assert one.claim_all((b"x", 1)).again[b"x"] <= 5.0
+    assert one.store.writer.scan_starts[b"x"].full_at > before
+
+
 def test_a_quick_claim_locks_no_more_than_it_claims(nodes, monkeypatch):
-    monkeypatch.setattr(claims, "SLOW", -1)
-    monkeypatch.setattr(claims, "REST", 1e9)
+    take_claims_for_slow(monkeypatch)
     one, other = nodes
     uuids = one.accept(b"x", b"x", b"x", b"x")
     one.claim((b"x", 1))

@@ -8,7 +8,7 @@ claims for such services: a second one does not wait for the lock, because other
 While a transaction with an old snapshot is open, such as that of `pg_dump`, rows that have left `ready` stay in its
 index, and each claim would pass all of them. A claim that took long for what it found is followed by some that begin
 where it found the first of each priority (`ScanStart`). The next full claim finds what lies before that point, such as
-retried requests; full claims may take a twentieth of the time.
+retried requests, ten seconds later at the latest; full claims may take a twentieth of the time.
 """
 
 from __future__ import annotations
@@ -78,6 +78,8 @@ SLOW, SLOW_ROW = 0.003, 0.000_1
 """Seconds that a full claim takes, and more for each request found, if there are few dead rows."""
 REST = 20
 """How many times as long as the full claim took no other is made, if that was slow."""
+MOST_REST = 10.0
+"""Seconds that this may be at most: what became free meanwhile waits as long."""
 
 
 _RELEASE = """
@@ -184,7 +186,7 @@ def claim(
     is_slow = took > SLOW + SLOW_ROW * len(rows)
     for name in names:
         if name not in parts:
-            _note_scan(starts, name, now + REST * took if is_slow else 0.0)
+            _note_scan(starts, name, now + min(MOST_REST, REST * took) if is_slow else 0.0)
         elif len(claimed.get(name, ())) < wants[name]:
             again.setdefault(name, max(CONTENDED, parts[name].full_at - now))
         for row in reversed(claimed.get(name, ())):

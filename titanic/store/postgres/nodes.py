@@ -46,6 +46,20 @@ ALIVE = "EXISTS (SELECT FROM node WHERE incarnation = %s AND lease_until > '-inf
 
 _UNTIL = "clock_timestamp() + make_interval(secs => %s::float8)"
 
+STALLED = 10.0
+"""Seconds, but a lease at least, after which a session is ended that has locks and waits for its client in the middle
+of a transaction: that stands still, and others wait for the locks, or pass over what is locked."""
+
+_END_STALLED = """
+SELECT pg_terminate_backend(a.pid) FROM pg_stat_activity AS a
+WHERE a.datname = current_database() AND a.usename = session_user
+    AND a.application_name = current_setting('application_name') AND a.wait_event_type = 'Client' AND a.state <> 'idle'
+    AND a.state_change < clock_timestamp() - make_interval(secs => %s::float8)
+    AND (a.backend_xid IS NOT NULL OR EXISTS (
+        SELECT FROM pg_locks AS l WHERE l.pid = a.pid AND l.locktype = 'advisory'))"""
+"""PostgreSQL's own limit, `idle_in_transaction_session_timeout`, is not enough: within a pipeline a session is not
+idle, and psycopg may send a Flush behind that, after which its time does not run."""
+
 _LOCK = 0x7469_7461_6E69_6302
 """The advisory lock for joining: each node must get a shard of its own."""
 
@@ -183,6 +197,8 @@ class Membership:
         format_, oldest, draining, others, leases, gone = row
         self._refuse_others(format_, oldest)
         self.lapses_at = time.monotonic() + config.lease if others else math.inf
+        with contextlib.suppress(StoreError):  # the lease is renewed; this is tried again with the next renewal
+            self._ask(_END_STALLED, (max(STALLED, config.lease),))
         return Renewed(draining is not None, bool(draining), _silent(others, leases), gone)
 
     def leave(self, incarnations: Sequence[int]) -> None:
@@ -198,12 +214,12 @@ class Membership:
             self._pool.close()
 
     def _ask(self, text: str, given: Sequence[object], *, joins: tuple[float, int | None] | None = None) -> Row:
-        """Execute a statement as a transaction of its own. Returns its only row. `joins`: the lease of a node that
-        joins, and its incarnation before."""
+        """Execute a statement as a transaction of its own, which ends although this process stands still meanwhile.
+        Returns its first row. `joins`: the lease of a node that joins, and its incarnation before."""
         if self._pool is None:
             self._pool = ConnectionPool(self._url, self._durability, patience=self._patience, outage=self._outage)
         try:
-            with self._pool.borrow() as connection, connection.transaction():
+            with self._pool.borrow() as connection, connection.transaction() if joins else contextlib.nullcontext():
                 if joins is not None:
                     connection.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
                     if (other := connection.execute(_OTHER_LEASE, joins).fetchone()) is not None:
