@@ -17,12 +17,12 @@ from titanic.cli.endpoint import EndpointReach
 from titanic.cli.options import Decorator, command, endpoint, json_flag, option, seconds, together
 from titanic.cli.printing import age, print_json, print_table, say
 from titanic.cli.running import EXIT_PENDING
-from titanic.cli.serve_options import READ_LIMIT
 from titanic.cli.store_files import Files, open_source, source_options
 from titanic.client.client import Client
 from titanic.errors import InvalidRequest, TimedOut
 from titanic.protocol.documents import LimitValues, NodeInfo
 from titanic.util.text import duration, limit_texts, printable
+from titanic.util.units import READ_LIMIT
 
 POLL_INTERVAL = 0.5
 """Seconds between polls whether a draining node has stopped."""
@@ -185,7 +185,7 @@ def resume(service: str, as_json: bool, reach: EndpointReach) -> None:
 def _read_limit(context: click.Context, parameter: click.Parameter, text: str | None) -> float | None:
     """The callback of an option that is a limit."""
     try:
-        return None if text is None else cast(float, READ_LIMIT[str(parameter.name)](text))
+        return None if text is None else READ_LIMIT[str(parameter.name)](text)
     except ValueError as error:
         raise click.BadParameter(str(error), context, parameter) from None
 

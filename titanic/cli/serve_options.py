@@ -27,7 +27,7 @@ from titanic.errors import Contradiction
 from titanic.protocol.submit_options import AT_ONCE, NEVER
 from titanic.settings import TRAFFIC, OperatorSettings, ServerConfig, ServiceLimits, contradictions
 from titanic.store import LeaseConfig
-from titanic.util.units import MAX_SECONDS, MAX_SIZE, read_duration, read_rate, read_size
+from titanic.util.units import MAX_SECONDS, READ_LIMIT, read_duration
 
 listening: dict[str, Any] = {"type": BOUND, "metavar": "ENDPOINT"}
 file: dict[str, Any] = {"type": FILE, "metavar": "FILE"}
@@ -88,19 +88,14 @@ def _kept(text: str) -> float:
     return read_duration(text, least=0.001, most=MAX_SECONDS)
 
 
-def _count(text: str) -> int:
-    return read_size(text, least=1, most=MAX_SIZE)
-
-
 def _never(text: str) -> str:
     if text == NEVER:
         return text
     raise ValueError(f"{text!r} is not {NEVER}")
 
 
-READ_LIMIT: dict[str, Callable[[str], float | str]] = {
-    **dict.fromkeys(("waiting", "bytes", "running"), _count),
-    "rate": read_rate,
+_LIMITS: dict[str, Callable[[str], float | str]] = {
+    **READ_LIMIT,
     "keep": lambda text: AT_ONCE if text == NEVER else _kept(text),
     "keep_failed": _kept,
     "keep_body": _never,
@@ -119,11 +114,11 @@ def service_limits(
         chosen: dict[str, Any] = {}
         for part in rest.split(","):
             what, _, number = part.partition("=")
-            if not name or not colon or what not in READ_LIMIT or what in chosen:
+            if not name or not colon or what not in _LIMITS or what in chosen:
                 example = "NAME:waiting=1000,bytes=64MiB,running=4,rate=10/s,keep=1h,keep_failed=7d,keep_body=never"
                 raise click.BadParameter(f"{value!r} is not a limit; write it like {example}")
             try:
-                chosen[what] = READ_LIMIT[what](number)
+                chosen[what] = _LIMITS[what](number)
             except ValueError as error:
                 raise click.BadParameter(str(error)) from error
         if os.fsencode(name) in limits:

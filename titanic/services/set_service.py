@@ -12,6 +12,7 @@ from titanic.protocol import tsp
 from titanic.protocol.messages import SetAction
 from titanic.settings import ServiceLimits
 from titanic.store import NOTHING_SET, Limits, ServiceSetting, ServiceSettings, WriteTransaction
+from titanic.util.text import limit_value
 
 
 def _name(what: str, value: str) -> bytes:
@@ -68,7 +69,7 @@ def described(options: SetAction) -> tuple[str, str]:
     said = {name: value for name, value in others.items() if value is not UNSET}
     if [*said, *limits] == ["paused"]:
         return ("pause" if options.paused else "resume"), ""
-    said |= {name: f"{value:g}" if value else "configured" for name, value in limits.items()}
+    said |= {name: limit_value(name, value) if value else "configured" for name, value in limits.items()}
     return ("set" if len(said) > len(limits) else "limits"), " ".join(f"{name}={one}" for name, one in said.items())
 
 

@@ -10,7 +10,7 @@ from reprlib import Repr
 from typing import Any
 from urllib.parse import unquote
 
-from titanic.util.units import write_size
+from titanic.util.units import write_rate, write_size
 
 
 def printable(text: str) -> str:
@@ -47,19 +47,25 @@ def limit_texts(row: Mapping[str, Any], now: float) -> list[str]:
     was_set, texts = row.get("limits_set") or {}, []
     for name, value in row.get("limits", {}).items():
         if value is not None:
-            text = f"{name} ≤ {_limit(name, value)}"
-            if was_set.get(name) is not None:
-                by = f"by {was_set['by']}, " if was_set["by"] else ""
-                ago = duration(max(0.0, now - was_set["at"] / 1e6))
-                text += f" (set {by}{ago} ago; configured: {_limit(name, was_set['configured'][name])})"
-            texts.append(text)
+            source = limit_source(name, was_set, now)
+            texts.append(f"{name} ≤ {limit_value(name, value)}{source and f' ({source})'}")
     return texts
 
 
-def _limit(name: str, value: float | None) -> str:
+def limit_source(name: str, was_set: Mapping[str, Any], now: float) -> str:
+    """Who set a limit, when, and which one it replaces; empty if it is the configured one."""
+    if was_set.get(name) is None:
+        return ""
+    by = f"by {was_set['by']}, " if was_set["by"] else ""
+    ago = duration(max(0.0, now - was_set["at"] / 1e6))
+    return f"set {by}{ago} ago; configured: {limit_value(name, was_set['configured'][name])}"
+
+
+def limit_value(name: str, value: float | None) -> str:
+    """A limit as READ_LIMIT reads it; none if there is none."""
     if value is None:
         return "none"
-    return f"{value:g}/s" if name == "rate" else write_size(int(value)) if name == "bytes" else str(value)
+    return write_rate(value) if name == "rate" else write_size(int(value)) if name == "bytes" else str(value)
 
 
 _repr = Repr()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 
 SECONDS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 BYTES = {
@@ -54,6 +55,23 @@ def read_rate(text: str) -> float:
     if not MIN_RATE <= rate <= MAX_RATE:
         raise ValueError(f"{text!r} is not a rate from 0.1/h to 100000/s; write it like 10/s, 600/m or 5/h")
     return rate
+
+
+def write_rate(rate: float) -> str:
+    """A rate per second as `read_rate` reads it: 10/s, 30/m, 5/h."""
+    unit = "s" if rate >= 1 else "m" if rate * 60 >= 1 else "h"
+    return f"{rate * SECONDS[unit]:.6f}".rstrip("0").rstrip(".") + f"/{unit}"
+
+
+def _read_count(text: str) -> int:
+    return read_size(text, least=1, most=MAX_SIZE)
+
+
+READ_LIMIT: Mapping[str, Callable[[str], float]] = {
+    **dict.fromkeys(("waiting", "bytes", "running"), _read_count),
+    "rate": read_rate,
+}
+"""The limits of a service that all its servers share, and how they are read."""
 
 
 def write_size(count: int) -> str:

@@ -72,10 +72,10 @@ def test_limits_of_a_service(at: tuple[str, str]) -> None:
     lines = (
         here("limits", "bounded", "--running", "4", "--rate", "30/m", "--bytes", "1MiB", *at).out.decode().splitlines()
     )
-    begins = "bytes ≤ 1MiB (set ", "running ≤ 4 (set ", "rate ≤ 0.5/s (set "
+    begins = "bytes ≤ 1MiB (set ", "running ≤ 4 (set ", "rate ≤ 30/m (set "
     assert all(line.startswith(begin) for line, begin in zip(lines, begins, strict=True))
     assert all(line.endswith(" ago; configured: none)") for line in lines)
-    assert here("limits", "bounded", *at).out.decode().splitlines()[2].startswith("rate ≤ 0.5/s (set ")
+    assert here("limits", "bounded", *at).out.decode().splitlines()[2].startswith("rate ≤ 30/m (set ")
     assert b"\nbounded: bytes \xe2\x89\xa4 1MiB (set " in here("services", *at).out
     found = here("limits", "bounded", "--reset", "--rate", "2/s", "--json", *at).json
     limits = {"waiting": None, "bytes": None, "running": None, "rate": 2.0}

@@ -221,8 +221,8 @@ def test_who_may_set_limits_and_who_is_named(tmp_path: Path, caplog: pytest.LogC
         assert row_of(chief)["limits_set"]["by"] == "queue"
         assert row_of(bob)["limits_set"]["by"] == ""
         (act,) = chief.audit(act="limits")["acts"]
-        assert (act["user"], act["service"], act["text"]) == ("queue", "mail", "rate=0.0166667")
-        assert "user 'queue': limits of 'mail' rate=0.0166667" in caplog.text
+        assert (act["user"], act["service"], act["text"]) == ("queue", "mail", "rate=1/m")
+        assert "user 'queue': limits of 'mail' rate=1/m" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ change                submit close read  403      403, 403, 403   403        204
 change body           submit close read  403      403, 403, 403   403        204     410      204   204
 close                 close read         403      403, 403        –          204     kept     204   204
 services              metrics            403      403             –          200     –        –     200
+set limits            admin              403      403             –          200     –        –     200
 stats                 metrics            403      403             –          200     –        –     200
 workers               metrics            counted  counted         –          listed   –        –     listed
 workers, reading      read               counted  –               –          counted  –        listed  listed
@@ -72,6 +73,7 @@ page: close these     close read         403      403, 403        –          3
 page: stop            read               403      403             –          303     404      409   303
 page: pause service   admin              403      403             –          303     –        –     303
 page: set ends        admin              403      403             –          303     –        –     303
+page: set limits      admin              403      403             –          303     –        –     303
 page: pause           submit read        403      403, 403        403        303     –        –     303
 page: resume          submit read close  403      left, 403, 403  left       303     –        –     303
 page: run             submit read        403      403, 403        403        303     404      303   303
@@ -111,6 +113,7 @@ CALLS = {
     "retry with body": "PUT /v1/requests/{uuid}/body",
     "close": "DELETE /v1/requests/{uuid}",
     "services": "GET /v1/services",
+    "set limits": "PUT /v1/services/{service}/limits",
     "workers": "GET /v1/workers",
     "stats": "GET /v1/stats",
     "history": "GET /v1/history",
@@ -139,6 +142,7 @@ CALLS = {
     "page: stop": "POST /actions/works/{job}",
     "page: pause service": "POST /actions/services",
     "page: set ends": "POST /actions/services/ends",
+    "page: set limits": "POST /actions/services/limits",
     "page: pause": "POST /actions/schedules/pause",
     "page: resume": "POST /actions/schedules/resume",
     "page: run": "POST /actions/schedules/run",
@@ -297,6 +301,11 @@ def paused(scene: Scene, user: str, owner: str, action: str) -> str:
         return status(program.post("/actions/services", data={"service": name, "do": "pause"}))
     if action == "page: set ends":
         return status(program.post("/actions/services/ends", data={"service": name, "on_end": "job.audit"}))
+    if action == "set limits":
+        return status(program.put(f"/v1/services/{name}/limits", json={"running": 1}))
+    if action == "page: set limits":
+        limits = {"running": "1", "rate": "", "waiting": "", "bytes": ""}
+        return status(program.post("/actions/services/limits", data={"service": name, **limits}))
     if action == "page: ask to run":
         return status(program.post("/actions/schedules/run", data={"name": name}))
     answer = program.post("/actions/schedules/pause", data={"name": name})
@@ -367,6 +376,7 @@ TRIES: dict[str, Callable[[Scene, str, str, str], str]] = {
     **dict.fromkeys(
         ("page: pause service", "page: set ends", "page: pause", "page: resume", "page: ask to run"), paused
     ),
+    **dict.fromkeys(("set limits", "page: set limits"), paused),
     "page: run": run,
     **dict.fromkeys(("end own sessions", "end sessions"), sessions_ended),
     **dict.fromkeys(("page: end own sessions", "page: end sessions"), sessions_ended),

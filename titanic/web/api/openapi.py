@@ -16,7 +16,19 @@ from msgspec import Meta
 
 from titanic.protocol.answers import SUBMITTER_FIELDS, ClosedStep
 from titanic.protocol.documents import FactSeries, Percentiles
-from titanic.protocol.messages import Delay, Ids, JobChange, JobWhere, Message, Number, Priority, Rate, Submit
+from titanic.protocol.messages import (
+    Delay,
+    Ids,
+    JobChange,
+    JobWhere,
+    Message,
+    Number,
+    Priority,
+    Rate,
+    ServiceCount,
+    ServiceRate,
+    Submit,
+)
 from titanic.protocol.submit_options import MOST_UUIDS
 from titanic.web.api.resource import PAGE, Endpoint, Handler
 from titanic.web.hooks.registry import SECRET, URL
@@ -223,6 +235,31 @@ class ServiceBounds(TypedDict):
     rate: float | None
 
 
+class ChangedBounds(ServiceBounds):
+    """The limits that an admin has set; null: the configured one holds. `by` is empty for users without `audit`, and
+    except in the answer to the change."""
+
+    configured: ServiceBounds
+    at: Time
+    by: str
+
+
+class BoundsInForce(TypedDict):
+    """The limits of a service. `limits_set` is absent if none is set."""
+
+    limits: ServiceBounds
+    limits_set: NotRequired[ChangedBounds]
+
+
+class PutLimits(Message):
+    """The limits to set, instead of all that were. Absent or null: the configured one holds. `rate` is per second."""
+
+    waiting: ServiceCount | None = None
+    bytes: ServiceCount | None = None
+    running: ServiceCount | None = None
+    rate: ServiceRate | None = None
+
+
 class ServiceNumbers(TypedDict):
     """Statistics of a service. If servers share a store, `running` and ended requests are the answering server's."""
 
@@ -238,6 +275,7 @@ class ServiceNumbers(TypedDict):
     paused: NotRequired[bool]
     on_end: NotRequired[Annotated[str | None, Meta(description="The service that is notified when requests end.")]]
     limits: NotRequired[ServiceBounds]
+    limits_set: NotRequired[ChangedBounds]
 
 
 class Service(ServiceNumbers):
@@ -549,6 +587,8 @@ DOCUMENTS = (
     RequestReason,
     RequestPage,
     ServicePage,
+    BoundsInForce,
+    PutLimits,
     WorkerList,
     Stats,
     History,

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 from urllib.parse import quote
 
 from msgspec import Meta
+from msgspec.structs import asdict
 from starlette.requests import Request
 from starlette.responses import Response
 
 from titanic.errors import InvalidRequest
 from titanic.protocol import tsp
-from titanic.protocol.documents import AuditQuery, FailureGroupInfo
+from titanic.protocol.documents import AuditQuery, FailureGroupInfo, LimitValues
+from titanic.protocol.messages import read
 from titanic.web.api.openapi import (
     AFTER,
     FLAG,
     LIMIT,
     AuditRows,
+    BoundsInForce,
     History,
+    PutLimits,
     ScheduleList,
     ServiceLinks,
     ServicePage,
@@ -27,17 +31,21 @@ from titanic.web.api.openapi import (
     WorkerList,
     answer,
     endpoint,
+    json_content,
     paged,
     parameter,
     wrong,
 )
-from titanic.web.api.resource import ApiRoute, flag, json_response, page, page_size, timestamp, with_times
+from titanic.web.api.resource import ApiRoute, flag, json_response, page, page_size, read_body, timestamp, with_times
 from titanic.web.app_state import app_state, visitor_of
 from titanic.web.problems import HTTPProblem
 from titanic.web.request_headers import ROOT, read_integer, read_query
 
 MIN_LAST, MAX_LAST = 60, 28 * 86_400
 """Seconds of history that may be asked for."""
+
+MAX_DOCUMENT = 4096
+"""Bytes of a change of limits."""
 
 MAX_AGE = 1_000_000_000
 """Seconds of the audit that may be asked for."""
@@ -67,7 +75,7 @@ async def get_services(request: Request) -> Response:
 def _figures(stats: dict[str, Any]) -> dict[str, Any]:
     """The figures of each service; older servers send none."""
     rows = stats.get("by_service") or {}
-    return {name: {**row, "oldest": timestamp(row.get("oldest"))} for name, row in rows.items()}
+    return {name: {**with_times(row, "at"), "oldest": timestamp(row.get("oldest"))} for name, row in rows.items()}
 
 
 def _service_links(name: str) -> ServiceLinks:
@@ -76,6 +84,19 @@ def _service_links(name: str) -> ServiceLinks:
         path = path.replace(".", "%2E")
     root = f"{ROOT.get()}/v1"
     return {"requests": f"{root}/requests?service={path}", "submit": f"{root}/services/{path}/requests"}
+
+
+async def put_limits(request: Request) -> Response:
+    """Set the limits of a service."""
+    read_query(request, ())
+    name = read_service(request)
+    try:
+        given = read(PutLimits, await read_body(request, MAX_DOCUMENT))
+    except ValueError as error:
+        raise HTTPProblem(400, f'{error}; send {{"running": 4, "rate": 10}}') from None
+    found = await visitor_of(request).client.set_limits(name, **cast(LimitValues, asdict(given)))
+    app_state(request).stats_poller.invalidate()
+    return json_response(with_times({each: found[each] for each in ("limits", "limits_set") if each in found}, "at"))
 
 
 async def get_workers(request: Request) -> Response:
@@ -160,6 +181,16 @@ ROUTES = [
             "List the services with stored requests or workers",
             paged(ServicePage),
             parameters=[parameter("query", "after", AFTER, str), LIMIT],
+        ),
+    ),
+    ApiRoute(
+        "/v1/services/{service}/limits",
+        PUT=endpoint(
+            put_limits,
+            "setLimits",
+            "Set limits of a service, in place of the configured ones",
+            {"200": answer("The limits in force.", BoundsInForce), **wrong(413)},
+            requestBody={"required": True, "content": json_content(PutLimits)},
         ),
     ),
     ApiRoute(

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from operator import attrgetter, itemgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 from urllib.parse import urlencode
 
 from markupsafe import Markup
@@ -21,8 +21,10 @@ from starlette.routing import Route
 from titanic.aio import Client
 from titanic.errors import TitanicError
 from titanic.protocol.answers import RequestInfo
-from titanic.protocol.documents import FactsInfo, ServiceFacts
+from titanic.protocol.documents import FactsInfo, LimitValues, ServiceFacts
 from titanic.schedules.scheduler import PAUSED
+from titanic.util.text import limit_source, limit_value
+from titanic.util.units import READ_LIMIT
 from titanic.web.app_state import AppState, app_state, visitor_of
 from titanic.web.hooks.registry import DELIVERY, KEPT, Hook, ServiceSettings, hook_status, mark_of_service, sources
 from titanic.web.pages import forms
@@ -56,6 +58,7 @@ MESSAGES = {
     "pause": "Paused. Its requests wait until it is resumed; running requests continue.",
     "resume": "Resumed. Workers get its requests again.",
     "ends": "Saved. This applies to requests that end from now on.",
+    "limits": "Saved. The limits apply at once; running requests continue.",
 }
 """What is shown after an action."""
 
@@ -80,6 +83,8 @@ class ServiceRow:
     """The service that gets a request when one of this service ends."""
     limits: Mapping[str, float | None] = field(default_factory=dict)
     """Limits on waiting and running requests, bytes and rate."""
+    limits_set: Mapping[str, Any] = field(default_factory=dict)
+    """Those that an admin has set, as titanic.stats has them."""
 
     @property
     def url(self) -> str:
@@ -114,7 +119,7 @@ class ServiceRow:
         return self.waiting > 0 and self.workers == 0 and not self.paused
 
 
-FIGURES = tuple(one.name for one in fields(ServiceRow) if one.name not in ("name", "workers", "limits"))
+FIGURES = tuple(one.name for one in fields(ServiceRow) if one.name not in ("name", "workers", "limits", "limits_set"))
 """The fields that are as the server sends them."""
 
 
@@ -139,7 +144,7 @@ def service_of(sample: StatsSample, name: str) -> ServiceRow:
         return ServiceRow(name, sample.stats["services"].get(name, 0), workers=workers)
     limits = {limit: most for limit, most in row.get("limits", {}).items() if most is not None}
     figures = {figure: row[figure] for figure in FIGURES if figure in row}  # an older server has fewer
-    return ServiceRow(name, workers=workers, limits=limits, **figures)
+    return ServiceRow(name, workers=workers, limits=limits, limits_set=row.get("limits_set") or {}, **figures)
 
 
 # -- the list -----------------------------------------------------------------------------------------------------
@@ -249,10 +254,15 @@ async def service(request: Request) -> Response:
         latency = await unless_forbidden("latency", cache.get(request, "own", measured_latency, client, name))
     settings = {} if isinstance(sample, NotPermitted) else sample.stats.get("settings") or {}
     why = await cache.get(request, "why", _why, client, name) if known and known.waiting else None
+    limits_set: Mapping[str, Any] = known.limits_set if known else {}
+    if limits_set:
+        limits_set = await cache.get(request, "limits", _limits_set, client, name)
     now = time.time()
     return state.page(
         request,
         "service.html",
+        source={limit: limit_source(limit, limits_set, now) for limit in READ_LIMIT},
+        set_limits={one: limit_value(one, limits_set[one]) if limits_set.get(one) else "" for one in READ_LIMIT},
         name=name,
         missing=[sample] if isinstance(sample, NotPermitted) else [],
         service=known,
@@ -287,6 +297,27 @@ async def set_on_end(request: Request) -> Response:
         raise HTTPProblem(400, "nothing was changed: the form names no service; reload its page")
     await visitor_of(request).client.set_service(name, on_end=form["on_end"].strip())
     return _back(request, name, "ends")
+
+
+async def set_limits(request: Request) -> Response:
+    """Set the limits of a service; empty ones are the configured ones."""
+    form = await forms.read(request)
+    name, changes = form.get("service", ""), dict[str, float | None]()
+    if not name or not form.keys() >= READ_LIMIT.keys():
+        raise HTTPProblem(400, "nothing was changed: the form does not name a service and all limits; reload its page")
+    for limit, read_limit in READ_LIMIT.items():
+        try:
+            changes[limit] = read_limit(form[limit].strip()) if form[limit].strip() else None
+        except ValueError as error:
+            raise HTTPProblem(400, f"{limit}: {error}") from None
+    await visitor_of(request).client.set_limits(name, **cast(LimitValues, changes))
+    return _back(request, name, "limits")
+
+
+async def _limits_set(client: Client, name: str) -> Mapping[str, Any]:
+    """What an admin has set, and by whom, if the visitor may know."""
+    row: Mapping[str, Any] = (await client.stats(services=True))["by_service"].get(name, {})
+    return row.get("limits_set") or {}
 
 
 def _back(request: Request, name: str, message: str) -> Response:
@@ -385,4 +416,5 @@ ROUTES = [
     Route("/hooks", web_hooks),
     Route("/actions/services", pause, methods=["POST"]),
     Route("/actions/services/ends", set_on_end, methods=["POST"]),
+    Route("/actions/services/limits", set_limits, methods=["POST"]),
 ]

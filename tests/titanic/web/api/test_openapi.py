@@ -102,6 +102,7 @@ def test_answers_are_as_declared(http: httpx.Client, path: str, document: type) 
         "tracestate": "a=1",
     }
     uuid = http.post("/v1/services/upper/requests", content=b"x", headers=headers).json()["uuid"]
+    msgspec.convert(http.put("/v1/services/upper/limits", json={"running": 4}).json(), openapi.BoundsInForce)
     msgspec.convert(http.get(path).json(), document)
     shown = http.get(f"/v1/requests/{uuid}").json()
     msgspec.convert(shown, openapi.Request)

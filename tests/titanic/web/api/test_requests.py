@@ -504,6 +504,7 @@ METHODS = [
     (f"/v1/requests/{'0' * 32}/reply", "GET, HEAD, OPTIONS"),
     ("/v1/requests", "GET, HEAD, OPTIONS"),
     ("/v1/services", "GET, HEAD, OPTIONS"),
+    ("/v1/services/echo/limits", "PUT, OPTIONS"),
     ("/v1/workers", "GET, HEAD, OPTIONS"),
     ("/v1/schedules", "GET, HEAD, OPTIONS"),
     ("/v1/stats", "GET, HEAD, OPTIONS"),

@@ -264,3 +264,70 @@ def test_workers_without_the_permission(tmp_path: Path) -> None:
             assert page.rows == [["mail", "1"]]
             assert "No workers." in Page(scene.browser("bob").get("/workers").text).text
             assert Page(scene.browser("chief").get("/workers").text).rows[0][1:4] == ["alice", "mail", "1"]
+
+
+# -- limits --------------------------------------------------------------------------------------------------------
+
+LIMITS_FORM = "/actions/services/limits"
+
+
+@pytest.mark.settings(limits={b"mail": ServiceLimits(waiting=1000, rate=2.5)})
+def test_limits_are_set_and_reset(http: httpx.Client, client: Client) -> None:
+    client.submit("mail", b"x")
+    form = page_of(http, "/services/mail").form(LIMITS_FORM)
+    assert {name: form[name] for name in ("running", "rate", "waiting", "bytes")} == dict.fromkeys(
+        ("running", "rate", "waiting", "bytes"), ""
+    )
+    answer = http.post(LIMITS_FORM, data=form | {"running": " 4 ", "rate": "1/m", "bytes": "1MiB"})
+    assert (answer.status_code, answer.headers["location"]) == (303, "/services/mail")
+    assert client.stats(services=True)["by_service"]["mail"]["limits"] == {
+        "waiting": 1000,
+        "bytes": 1 << 20,
+        "running": 4,
+        "rate": 1 / 60,
+    }
+    page = page_of(http, "/services/mail")
+    assert "Saved. The limits apply at once" in page.text
+    assert page.figures["Maximum waiting"] == "1,000 requests"
+    assert page.figures["Maximum running"].startswith("4 requests (set ")
+    assert page.figures["Maximum running"].endswith(" ago; configured: none)")
+    assert page.figures["Maximum rate"].endswith("configured: 2.5/s)")
+    form = page.form(LIMITS_FORM)
+    assert (form["running"], form["rate"], form["waiting"], form["bytes"]) == ("4", "1/m", "", "1MiB")
+    assert http.post(LIMITS_FORM, data=form | {"running": "", "rate": "", "bytes": ""}).status_code == 303
+    assert "limits_set" not in client.stats(services=True)["by_service"]["mail"]
+
+
+def test_invalid_limits_are_rejected(http: httpx.Client, client: Client) -> None:
+    client.submit("mail", b"x")
+    form = page_of(http, "/services/mail").form(LIMITS_FORM)
+    for wrong in ({"running": "0"}, {"rate": "10"}, {"bytes": "-1"}, {"service": ""}, {"service": "titanic.list"}):
+        assert http.post(LIMITS_FORM, data=form | wrong).status_code == 400, wrong
+    assert http.post(LIMITS_FORM, data={"csrf": form["csrf"], "service": "mail"}).status_code == 400
+    assert http.post(LIMITS_FORM, data=form | {"running": "4", "csrf": ""}).status_code == 403
+    for body in (b"", b"[]", b'{"running": 0}', b'{"rate": "1/s"}', b'{"keep": 1}'):
+        assert http.put("/v1/services/mail/limits", content=body).status_code == 400, body
+    assert client.stats(services=True)["by_service"]["mail"]["limits"]["running"] is None
+
+
+def test_a_put_replaces_all_limits_that_were_set(http: httpx.Client, client: Client) -> None:
+    answer = http.put("/v1/services/a%2Fb/limits", json={"running": 4, "rate": 0.5})
+    assert answer.status_code == 200
+    assert answer.json()["limits"] == {"waiting": None, "bytes": None, "running": 4, "rate": 0.5}
+    assert answer.json()["limits_set"]["at"].endswith("Z")
+    (row,) = http.get("/v1/services").json()["services"]
+    assert (row["name"], row["limits"], row["limits_set"]["rate"]) == ("a/b", answer.json()["limits"], 0.5)
+    limits = {"waiting": None, "bytes": None, "running": None, "rate": 2.0}
+    assert http.put("/v1/services/a%2Fb/limits", json={"rate": 2}).json()["limits"] == limits
+    assert http.put("/v1/services/a%2Fb/limits", json={}).json() == {"limits": dict.fromkeys(limits)}
+
+
+def test_who_set_a_limit_is_on_the_page_of_an_admin_and_not_in_samples_for_all(tmp_path: Path) -> None:
+    with secured(tmp_path / "scene") as scene:
+        chief = scene.program("chief")
+        answer = chief.put("/v1/services/mail/limits", json={"running": 4})
+        assert answer.json()["limits_set"]["by"] == "chief"
+        (row,) = chief.get("/v1/services").json()["services"]
+        assert (row["limits_set"]["running"], row["limits_set"]["by"]) == (4, "")
+        assert "set by chief, " in scene.browser("chief").get("/services/mail").text
+        assert scene.program("alice").put("/v1/services/mail/limits", json={"running": 5}).status_code == 403
