@@ -97,15 +97,14 @@ class Demo:
         client = self.client
         nightly = Schedule("nightly-backup", "backup", every=86_400)
         hourly = Schedule("hourly-report", "digest", every=3600)
-        for schedule, ticks in ((nightly, 3), (hourly, 5)):
-            now = schedule.ticks.last(client.clock(), ticks)
-            for tick in now:
-                submit_tick(client, schedule, tick)
-        hour, day = (client.clock() // length * length for length in (3600, 86_400))
-        reports: list[ScheduleReport] = [
-            {"name": "nightly-backup", "service": "backup", "when": "0 0 * * *", "tz": "UTC", "next": day + 86_400},
-            {"name": "hourly-report", "service": "digest", "when": "every 3600 s", "tz": "UTC", "next": hour + 3600},
-        ]
+        weekly = Schedule("weekly-cleaning", "clean", every=7 * 86_400)
+        reports: list[ScheduleReport] = []
+        for schedule, when in ((nightly, "0 0 * * *"), (hourly, "every 3600 s"), (weekly, "0 0 * * 4")):
+            (tick,) = schedule.ticks.last(client.clock(), 1)
+            uuid = submit_tick(client, schedule, tick)
+            row: ScheduleReport = {"name": schedule.name, "service": schedule.service, "when": when, "tz": "UTC",
+                                   "next": schedule.ticks.after(tick), "tick": tick, "uuid": uuid}  # fmt: skip
+            reports.append(row)
         client.register_schedules(reports)
         pause_schedule(client, "weekly-cleaning")
         client.submit("report", b'{"month": "2026-11"}', limit=3600)
