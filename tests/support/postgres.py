@@ -46,7 +46,6 @@ host all all 127.0.0.1/32 scram-sha-256
 host replication all 127.0.0.1/32 trust
 """
 _SETTINGS = {
-    "autovacuum_naptime": "5s",
     "dynamic_shared_memory_type": "mmap",  # in its folder, so nothing is left of one that is killed
     "jit": "off",
     "log_checkpoints": "off",

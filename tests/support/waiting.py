@@ -14,14 +14,14 @@ PATIENCE = 90.0
 
 
 def until(condition: Callable[[], Found], timeout: float = PATIENCE, *, every: float = 0.005) -> Found:
-    """What `condition` returns as soon as that is true; an AssertionError when it never is. One that is dear is asked
-    less often, and leaves the processor to others."""
-    now = time.monotonic()
+    """What `condition` returns as soon as that is true; an AssertionError when it never is. One that is dear, or has
+    not been true for long, is asked less often, and leaves the processor to others."""
+    start = now = time.monotonic()
     end = now + timeout
     while not (found := condition()):
         before, now = now, time.monotonic()
         assert now < end, f"not within {timeout:g} s; it is {found!r}"
-        time.sleep(max(every, min(3 * (now - before), 0.05)))
+        time.sleep(max(every, min(5 * (now - before), 0.05), min((now - start) / 20, 0.05)))
         now = time.monotonic()
     return found
 
