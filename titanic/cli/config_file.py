@@ -10,7 +10,7 @@ Every key of the file must be known, also those for other commands: a misspelt o
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,8 +41,26 @@ class Options(dict[str, click.Option]):
         return isinstance(key, str) and self.get(key) is not None
 
 
-Commands = Mapping[str, Options]
-"""All commands, each with its options by their names in a file."""
+class Commands(Mapping[str, Options]):
+    """All commands of a program, each with its options by their names in a file. Only those are imported whose options
+    are wanted."""
+
+    def __init__(self, context: click.Context, group: click.Group) -> None:
+        self._context, self._group, self._names = context, group, group.list_commands(context)
+
+    def __getitem__(self, name: str) -> Options:
+        if (command := self._group.get_command(self._context, name)) is None:
+            raise KeyError(name)
+        return options_of(command)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 class FileValue(NamedTuple):
@@ -58,7 +76,7 @@ class FileValue(NamedTuple):
 class Document:
     """A settings file, and the mistakes in it."""
 
-    def __init__(self, path: Path, commands: Commands, others: Commands | None = None) -> None:
+    def __init__(self, path: Path, commands: Commands, *others: Commands) -> None:
         """`others`: commands of other programs, whose settings may be in the file. Raises click.UsageError for a file
         that cannot be read, NotToml for one that is not TOML."""
         try:
@@ -67,7 +85,7 @@ class Document:
             raise click.UsageError(f"cannot read {path}: {error.strerror}") from error
         self.values = self._file.values
         self._commands = commands
-        self._others = others or {}
+        self._others = others
         self._reported: set[tuple[KeyPath, str]] = set()
         self._check_keys()
 
@@ -130,22 +148,23 @@ class Document:
             self._file.add_mistake(where.keys, f"{_shown(where.keys)}: {text}")
 
     def _check_keys(self) -> None:
-        everywhere = {name for options in (*self._commands.values(), *self._others.values()) for name in options}
+        programs = (self._commands, *self._others)
         for key, value in self.values.items():
+            here = [commands for commands in programs if key in commands]
             if isinstance(value, dict):
-                known = {**self._others.get(key, {}), **self._commands.get(key, {})}
-                if key not in self._commands and key not in self._others:
-                    self._unknown((key,), f"[{key}]", {*self._commands, *self._others})
-                    continue
-                for inner in value:
-                    if inner not in known and inner not in self._commands.get(key, known):
+                if not here:
+                    self._unknown((key,), f"[{key}]", {name for commands in programs for name in commands})
+                for inner in value if here else ():
+                    if not any(inner in commands[key] for commands in here):
+                        known = {name for commands in here for name in commands[key]}
                         self._unknown((key, inner), _shown((key, inner)), known)
-            elif key in everywhere:
+            elif any(key in options for commands in programs for options in commands.values()):
                 continue
             elif key in self._commands:
                 self._file.add_mistake((key,), f"unknown key {key}; it is a command: its settings belong under [{key}]")
             else:
-                self._unknown((key,), key, everywhere)
+                known = {name for commands in programs for options in commands.values() for name in options}
+                self._unknown((key,), key, known)
 
     def _unknown(self, keys: KeyPath, shown: str, known: Iterable[str]) -> None:
         meant = str(keys[-1]).replace("_", "-")
@@ -158,10 +177,9 @@ def load(context: click.Context, parameter: click.Parameter, value: str | None) 
     """Read the file and make its values the defaults of the command."""
     if value is None:
         return
-    neighbours = getattr(context.find_root().command, "neighbours", ())
-    others = {name: one for group in neighbours for name, one in _commands_of(context, group).items()}
+    others = [Commands(context, group) for group in getattr(context.find_root().command, "neighbours", ())]
     try:
-        document = Document(Path(value), commands_of(context), others)
+        document = Document(Path(value), commands_of(context), *others)
     except NotToml as error:
         raise click.UsageError(str(error)) from error
     found = document.of(context.command.name or "")
@@ -173,13 +191,7 @@ def load(context: click.Context, parameter: click.Parameter, value: str | None) 
 def commands_of(context: click.Context) -> Commands:
     """All commands of the program."""
     root = context.find_root()
-    group = root.command
-    return _commands_of(root, group) if isinstance(group, click.Group) else {}
-
-
-def _commands_of(context: click.Context, group: click.Group) -> Commands:
-    commands = {name: group.get_command(context, name) for name in group.list_commands(context)}
-    return {name: options_of(command) for name, command in commands.items() if command is not None}
+    return Commands(root, root.command if isinstance(root.command, click.Group) else click.Group())
 
 
 def options_of(command: click.Command) -> Options:

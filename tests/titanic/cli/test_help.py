@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.metadata import version
+from pathlib import Path
 
 import click
 import pytest
@@ -151,3 +152,17 @@ def test_a_short_command_imports_nothing_heavy() -> None:
     program = "import sys, titanic.cli.submit_reply, titanic.cli.main; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True)
     assert not heavy & set(done.stdout.split())
+
+
+def test_a_settings_file_imports_only_commands_whose_settings_it_has(tmp_path: Path) -> None:
+    file = tmp_path / "titanic.toml"
+    file.write_text("[serve]\n[web]\n[keys]\n[submit]\ntimeout = 0.01\nendpoint = 'tcp://127.0.0.1:1'\n")
+    words = ["submit", "a", "b", "--config", str(file)]
+    program = (
+        f"import atexit, sys\natexit.register(lambda: print(*sys.modules))\nfrom titanic.cli import main\nmain({words})"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode == 3, done.stderr
+    assert {one for one in done.stdout.split() if one.startswith("titanic.cli.")} & {
+        *("titanic.cli.submit_reply", "titanic.cli.serve", "titanic.cli.web", "titanic.cli.keys", "titanic.cli.bench")
+    } == {"titanic.cli.submit_reply"}
