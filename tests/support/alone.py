@@ -3,7 +3,8 @@
 A line that goes on, like a server, is left alone once it says that it is ready. It is ended by Ctrl-C: at once, or at
 the end if the line has a `&` behind it.
 
-A plain `titanic …` is run in a fork of this process, which has imported most of what it needs; all else by `sh`.
+A plain `titanic …`, which may have `$(cat FILE)` in it, is run in a fork of this process, which has imported what it
+needs; all else by `sh`.
 
     input     JSON: a list of lines
     output    JSON: for each line [exit code, stdout, stderr]
@@ -33,6 +34,7 @@ from support.processes import PYTHONPATH
 from support.waiting import PATIENCE
 
 from titanic import entry
+from titanic.cli.main import COMMANDS
 
 ALONE = ["unshare", *([] if os.geteuid() == 0 else ["--map-root-user"]), "--net", "--pid", "--fork", "--kill-child"]
 
@@ -56,6 +58,8 @@ def run_alone(lines: list[str], folder: Path, timeout: float = 100, **more: str)
 ADDRESSES = {"lo": "127.0.0.1", "lo:1": "10.0.0.1", "lo:2": "10.0.0.5"}
 
 READY = re.compile(rb"is registered|(serving|broker|queue|server|primary|backup|gathering) at|every 5 s")
+
+CAT = re.compile(r"\$\(cat (\w+)\)")
 
 
 def _titanic(words: list[str], out: Path, err: Path) -> None:
@@ -96,10 +100,11 @@ class Line:
     def __init__(self, number: int, text: str) -> None:
         self.files = Path(f"{number}.out"), Path(f"{number}.err")
         plain = text.removesuffix("&").strip()
-        if re.fullmatch(r"titanic [^|&;<>$~*!]*", plain):
+        if re.fullmatch(rf"titanic ([^|&;<>$~*!]|{CAT.pattern})*", plain):
             for file in self.files:
                 file.touch()
-            self._process = Fork(shlex.split(plain), *self.files)
+            words = CAT.sub(lambda found: Path(found[1]).read_text().strip(), plain)
+            self._process = Fork(shlex.split(words), *self.files)
         else:
             # A shell that stays would get the signal, too.
             command = plain if re.search(r"[|&;]", plain) else f"exec {plain}"
@@ -140,8 +145,10 @@ def bring_up() -> None:
 def main() -> None:
     bring_up()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # who is run in the background may be made deaf to it
-    import_module("titanic.cli.submit_reply")
     texts: list[str] = json.load(sys.stdin)
+    for name, (module, _) in COMMANDS.items():
+        if any(text.startswith(f"titanic {name} ") for text in texts):
+            import_module(f"titanic.cli.{module}")
     lines: list[Line] = []
     with ExitStack() as stack:
         for number, text in enumerate(texts):
