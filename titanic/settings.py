@@ -45,8 +45,8 @@ class ServiceLimits:
     """Seconds that a reply is kept; 0: the server's time."""
     keep_failed: float = 0.0
     """Seconds that a failed or expired request is kept; 0: the server's time."""
-    keep_body: str = ""
-    """`never`: the body of a request goes with its success; empty: it stays."""
+    keep_body: float | str = ""
+    """Seconds that the body of an ended request is kept; `never`: it goes with the success; empty: it stays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,8 @@ class ServerConfig:
         factory=dict,
         help="Limits of a service: waiting=N unfinished requests, bytes=SIZE of their bodies, running=N at once,"
         " rate=N/s (or /m, /h) attempts started, evenly spaced; keep=TIME (or never), keep_failed=TIME and"
-        " keep_body=never of requests without these options. Servers that share a store share the first four.",
+        " keep_body=TIME (or never) of requests without these options. Servers that share a store share the first"
+        " four.",
         group=TRIED,
         is_live=True,
         option="service_limit",

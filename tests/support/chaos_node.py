@@ -13,7 +13,7 @@ import os
 import struct
 import sys
 import time
-from dataclasses import replace
+from dataclasses import astuple
 
 REAL_NS = time.time_ns
 
@@ -39,8 +39,7 @@ def short_lease(seconds: float) -> None:
     database_session.PATIENCE = max(2.0, seconds)
     usual = claims_core.LeaseConfig()
     part = seconds / usual.lease
-    defaults = replace(usual, lease=seconds, renew=usual.renew * part, margin=usual.margin * part)
-    claims_core.LeaseConfig.__init__.__defaults__ = (defaults.lease, defaults.renew, defaults.margin)
+    claims_core.LeaseConfig.__init__.__defaults__ = tuple(one * part for one in astuple(usual))
 
 
 if __name__ == "__main__":

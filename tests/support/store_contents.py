@@ -36,6 +36,7 @@ def end(tx: WriteTransaction, uuid: bytes, status: Status, *frames: bytes) -> No
 def fill(store: Store) -> None:
     """Something of everything that a store can have."""
     bodies: list[list[bytes]] = [[], [b""], [b"one"], [b"two", b"", b"frames"], [bytes(5000)], [bytes(70_000), b"x"]]
+    keep, keep_body = b'{"keep": 70, "keep_failed": 9000}', b'{"keep_body": 9000}'
     new = [
         NewRequest(
             service=b"a" if n % 2 else "größer".encode(),
@@ -44,7 +45,7 @@ def fill(store: Store) -> None:
             not_before=START + 3600 * SECOND if n % 7 == 0 else 0,
             expires_at=START + 10 * SECOND if n % 11 == 5 else START + 9000 * SECOND if n % 3 == 0 else 0,
             max_attempts=n % 4,
-            options=b'{"limit": 5}' if n % 4 == 0 else b'{"keep": 70, "keep_failed": 9000}' if n % 8 == 1 else b"",
+            options=b'{"limit": 5}' if n % 4 == 0 else (b"", keep, b"", keep_body, b"", b"", b"", b"")[n % 8],
             key=b"key %d" % n if n % 5 == 0 else b"",
             key_until=START + 86_400 * SECOND,
             owner=(b"", b"eve", b"evelyn")[n % 3],

@@ -70,8 +70,8 @@ def cron(words: Words, once: bool, as_json: bool, log_level: str, log_format: st
       body = "all"               # or a list of frames, or body-file = "x"
       max-attempts = 3           # also ttl, delay, priority, limit,
                                  # retry-first, retry-most, keep,
-                                 # keep-failed, on-failed, unique,
-                                 # unique-until, unique-for
+                                 # keep-failed, keep-body, on-failed,
+                                 # unique, unique-until, unique-for
 
     If daylight saving time skips a fixed time, the tick comes at the end of the gap; if a time occurs twice, the tick
     comes the first time. Cron expressions need the extra `tasks`.

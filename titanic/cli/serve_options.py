@@ -88,17 +88,11 @@ def _kept(text: str) -> float:
     return read_duration(text, least=0.001, most=MAX_SECONDS)
 
 
-def _never(text: str) -> str:
-    if text == NEVER:
-        return text
-    raise ValueError(f"{text!r} is not {NEVER}")
-
-
 _LIMITS: dict[str, Callable[[str], float | str]] = {
     **READ_LIMIT,
     "keep": lambda text: AT_ONCE if text == NEVER else _kept(text),
     "keep_failed": _kept,
-    "keep_body": _never,
+    "keep_body": lambda text: NEVER if text == NEVER else _kept(text),
 }
 """How the limits of a service are read."""
 
@@ -107,7 +101,7 @@ def service_limits(
     context: click.Context, parameter: click.Parameter, values: Sequence[str]
 ) -> Mapping[bytes, ServiceLimits]:
     """Read `--service-limit` options: NAME:waiting=N,bytes=SIZE,running=N,rate=N/s,keep=TIME,keep_failed=TIME, and
-    keep_body=never."""
+    keep_body=TIME."""
     limits: dict[bytes, ServiceLimits] = {}
     for value in values:
         name, colon, rest = value.rpartition(":")

@@ -38,7 +38,7 @@ from titanic.client.batching import KEY_PREFIX
 from titanic.client.client import Client
 from titanic.client.flows import FlowTree, flow_tree
 from titanic.errors import Forbidden, RequestFailed, TitanicError, UnknownRequest
-from titanic.protocol.answers import BODY_GONE, SUBMITTER_FIELDS, RequestInfo
+from titanic.protocol.answers import BODY_GONE, SUBMITTER_FIELDS, RequestInfo, lacks_body
 from titanic.protocol.documents import FailureGroupInfo, JobConditions
 from titanic.protocol.submit_options import DEFAULT_PRIORITY
 from titanic.protocol.tsp import FLOW_SUFFIX, Frames
@@ -232,8 +232,8 @@ def show(uuid: str, body: bool, as_json: bool, **where: Any) -> None:
     key, priority, max_attempts, expires_at, not_before
                              as submitted
     options                  {limit, retry_first, retry_most, keep,
-                             keep_failed, unique_for} that were given, in
-                             seconds
+                             keep_failed, keep_body, unique_for} that were
+                             given, in seconds
     submitted_at, finished_at
     trace, tracestate, type, digest,
     on_failed, on_limit, keep_body, unique, unique_until
@@ -575,11 +575,14 @@ def _explain(client: Client, uuids: tuple[str, ...]) -> None:
     """Say why none of these was requeued, and exit."""
     for uuid in uuids:
         try:
-            state = client.show(uuid)["state"]
+            row = client.show(uuid)
         except UnknownRequest as error:
             unknown = error
             continue
-        say(f"{uuid} is {state}; only failed and expired requests can be requeued")
+        if lacks_body(row):
+            say(f"{uuid} cannot be requeued without a new one (--body): {BODY_GONE}")
+        else:
+            say(f"{uuid} is {row['state']}; only failed and expired requests can be requeued")
         sys.exit(EXIT_FAILED)
     say(unknown)
     sys.exit(EXIT_UNKNOWN)

@@ -40,7 +40,7 @@ from titanic.client.request_queue import Found
 from titanic.errors import RequestFailed, TimedOut, TitanicError, UnknownRequest
 from titanic.protocol.answers import RequestInfo
 from titanic.protocol.documents import JobConditions
-from titanic.protocol.submit_options import CONTENT_TYPE, NEVER, TRACEPARENT, UniqueUntil
+from titanic.protocol.submit_options import CONTENT_TYPE, TRACEPARENT, UniqueUntil
 from titanic.protocol.tsp import Frames
 from titanic.util.text import counted
 
@@ -225,10 +225,12 @@ def _content_type(context: click.Context, option: click.Parameter, kind: str | N
 )
 @option(
     "--keep-body",
-    type=click.Choice([NEVER]),
+    type=Keep(least=0.001),
+    metavar="TIME",
     default=None,
     group=CHOICES,
-    help="never: delete the body when the request succeeds.",
+    help="How long to keep the body after the request has ended, which cannot be retried without it; never: until it"
+    " succeeds; default: as long as the request.",
 )
 @option(
     "--trace",

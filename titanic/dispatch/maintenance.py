@@ -206,7 +206,7 @@ class MaintenanceWrite(Write):
             right_us = now_us + maintenance.apart_us
             self._clamped, self._unchecked = transaction.clamp_timers(right_us, clock_jumps.unchecked, self._step)
         self.due = maintenance.next_due(transaction)
-        self.moved = bool(self.services or self.expired or any(trimmed[:4]) or self.due == 0)
+        self.moved = bool(self.services or self.expired or any(trimmed[:4]) or trimmed.bodies or self.due == 0)
         if self._unchecked is not None:
             self.moved, self.due = True, 0
 

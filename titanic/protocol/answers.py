@@ -115,7 +115,8 @@ class RequestInfo(TypedDict):
     priority: int
     max_attempts: int
     options: dict[str, float]
-    """`limit`, `retry_first`, `retry_most`, `keep`, `keep_failed` and `unique_for` as far as given, in seconds."""
+    """`limit`, `retry_first`, `retry_most`, `keep`, `keep_failed`, `keep_body` (unless it is `never`) and `unique_for`
+    as far as given, in seconds."""
     submitted_at: int
     not_before: int
     expires_at: int
@@ -178,7 +179,12 @@ SUBMITTER_FIELDS = {
 """Texts about the submitter, by their names in RequestInfo; each is absent when it is empty."""
 
 
-BODY_GONE = "its body was deleted when it succeeded, by keep_body"
+BODY_GONE = "its body was deleted, by keep_body"
+
+
+def lacks_body(row: RequestInfo) -> bool:
+    """Whether the request failed or expired, and cannot be retried because its body is gone."""
+    return row["state"] in ("failed", "expired") and not row["body_frames"]
 
 
 def standing(row: RequestInfo) -> str:

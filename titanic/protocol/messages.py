@@ -24,7 +24,6 @@ from titanic.protocol.submit_options import (
     MOST_TOGETHER,
     MOST_UUIDS,
     TRACEPARENT,
-    KeepBody,
     UniqueUntil,
 )
 from titanic.util.text import quoted
@@ -123,7 +122,7 @@ class Submit(Message):
     retry_most: Seconds | UnsetType = UNSET
     keep: Keep | UnsetType = UNSET
     keep_failed: Seconds | UnsetType = UNSET
-    keep_body: Annotated[KeepBody, Meta(description="never")] | UnsetType = UNSET
+    keep_body: Keep | UnsetType = UNSET
     unique: Key | UnsetType = UNSET
     unique_until: Annotated[UniqueUntil, _one_of(UniqueUntil)] | UnsetType = UNSET
     unique_for: Seconds | UnsetType = UNSET

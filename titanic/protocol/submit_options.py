@@ -53,10 +53,7 @@ AT_ONCE = 2.0
 """Seconds that a reply is kept with `keep="never"`: clients that wait for it read it."""
 
 Keep = Span | Literal["never"]
-"""How long a reply is kept."""
-
-KeepBody = Literal["never"]
-"""`never`: the body of a request goes with its success. That of one that fails stays: it may be retried."""
+"""How long a reply, or a body, is kept."""
 
 
 STARTED, DONE = "started", "done"
@@ -77,7 +74,7 @@ class SharedOptions(TypedDict, total=False):
     retry_most: Span
     keep: Keep
     keep_failed: Span
-    keep_body: KeepBody
+    keep_body: Keep
     unique_until: UniqueUntil
     unique_for: Span
 
@@ -129,7 +126,7 @@ def encode(options: dict[str, Any]) -> str:
 
 TEXTS = (
     *("key", "keys", "service", "state", "trace", "traces", "tracestate", "type", "digest", "source"),
-    *("unique", "unique_until", "keep_body", "on_failed", "on_limit"),
+    *("unique", "unique_until", "on_failed", "on_limit"),
 )
 """Options that are text. A test compares them with `messages.Submit`, which clients do not load."""
 
@@ -163,6 +160,8 @@ class Policy(NamedTuple):
     retry_most: float = 0.0
     keep: float = 0.0
     keep_failed: float = 0.0
+    keep_body: float | str = 0.0
+    """`never`: the body goes with the success; that of a failure stays, for a retry. 0: it stays with the request."""
     unique_for: float = 0.0
     trace: str = ""
     """The `traceparent` for its worker."""
@@ -176,8 +175,6 @@ class Policy(NamedTuple):
     unique_until: str = ""
     on_failed: str = ""
     """The service that gets a request if this one fails for good or expires."""
-    keep_body: str = ""
-    """`never`, or empty: the body stays as long as the request."""
     on_limit: str = ""
     """`leave`: nothing ends an attempt that exceeds its limit; empty: it is ended."""
 
@@ -189,12 +186,12 @@ class Policy(NamedTuple):
     @property
     def texts(self) -> dict[str, str]:
         """Those of the texts that were given, by their names."""
-        return {name: value for name in _KEPT if (value := getattr(self, name))}
+        return {name: value for name in self._fields if (value := getattr(self, name)) and isinstance(value, str)}
 
     @property
     def spans(self) -> dict[str, float]:
         """Those of the times that were given, by their names."""
-        return {name: value for name in _SPANS if (value := getattr(self, name))}
+        return {name: value for name in _SPANS if (value := getattr(self, name)) and not isinstance(value, str)}
 
 
 _KEPT = [name for name, default in Policy._field_defaults.items() if isinstance(default, str)]
@@ -206,7 +203,8 @@ def read_policy(options: bytes) -> Policy:
     """The policy in a record's options; the default when there are no options, or unreadable ones."""
     try:
         document = json.loads(options or b"{}")
-        found: dict[str, Any] = {name: float(document.get(name, 0.0)) for name in _SPANS}
+        given = {name: document.get(name, 0.0) for name in _SPANS}
+        found: dict[str, Any] = {name: one if one == NEVER else float(one) for name, one in given.items()}
         found |= {name: str(document.get(name, "")) for name in _KEPT}
         return Policy(**found)
     except (ValueError, TypeError, AttributeError):
@@ -214,7 +212,7 @@ def read_policy(options: bytes) -> Policy:
 
 
 @lru_cache(maxsize=1024)
-def with_keep(options: bytes, keep: float, keep_failed: float, keep_body: str) -> bytes:
+def with_keep(options: bytes, keep: float, keep_failed: float, keep_body: float | str) -> bytes:
     """A record's options, with those (0, empty: none) on how long it is kept where it has none of its own."""
     some = {"keep": keep, "keep_failed": keep_failed, "keep_body": keep_body}
     given = {name: value for name, value in some.items() if value}

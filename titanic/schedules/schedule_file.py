@@ -88,7 +88,7 @@ def _read(file: TomlFile, keys: KeyPath, where: str, value: Any) -> Any:
     else:
         wrong, kind = [value], 'a time like 300, "5m" or "1.5h"' if key in DURATIONS else "a number"
         if isinstance(value, str) and key in DURATIONS:
-            if value == NEVER and key == "keep":
+            if value == NEVER and key in ("keep", "keep-body"):
                 return value
             with contextlib.suppress(ValueError):
                 return read_duration(value, least=0, most=MOST_SECONDS)

@@ -247,7 +247,7 @@ class AdminWrite(Write):
             waiting = UserLimits(waiting=user.limits.waiting)  # its bytes count already
             if (fault := over_limit(load, waiting, 1, 0, holder)) is not None:
                 raise LimitReached(f"user full: {fault}")
-        if row is None:
+        if row is None or (row.state in DEAD and not (row.body_frames or body)):
             return False
         if not transaction.retry(uuid, now_us):
             resent = named and row.state not in DEAD and now_us - retried_at(transaction, uuid) < RESENT

@@ -22,11 +22,10 @@ from typing import Any
 from msgspec import MsgspecError, convert, json, msgpack
 
 from titanic.protocol.answers import AttemptHistory, FailedAttempt, ReplacedBody
+from titanic.protocol.submit_options import read_policy
 from titanic.protocol.tsp import cut
 from titanic.store.interface import ReadTransaction, WriteTransaction
 from titanic.store.request import StoredRequest
-from titanic.store.rules import drops_body
-from titanic.store.states import Status
 
 KIND = b"t"
 CLOSED = KIND + b"\0"
@@ -145,7 +144,7 @@ class HistoryWriter:
 
     def replace(self, transaction: WriteTransaction, old: StoredRequest, now_us: int) -> None:
         """Keep the body of a request that gets another one."""
-        most = 0 if drops_body(old.options, Status.DONE) else self._most_replaced
+        most = 0 if read_policy(old.options).keep_body else self._most_replaced
         history = with_replaced(find_history(transaction, old.uuid), old.body, now_us, most)
         self.put(transaction, old.uuid, history, now_us)
 

@@ -223,7 +223,8 @@ class MemoryReadTransaction:
             ring = tables.ring
             if policy.closed_retention and ring.first <= ring.last and not ring.agreement.awaits(ring.first):
                 times.append(tables.closed[ring.first].closed_at + policy.closed_retention)
-            times += [time for time, _ in tables.kept[:1]] + [end[0] for end in tables.key_ends[:1]]
+            times += [time for time, _ in [*tables.kept[:1], *tables.bodies[:1]]]
+            times += [end[0] for end in tables.key_ends[:1]]
         return min([time + ahead_us for time in times] + [time for time, _ in tables.due[:1]], default=None)
 
     def queues(
@@ -532,8 +533,7 @@ class MemoryWriteTransaction(MemoryReadTransaction):
     def _end(self, row: Row, end: Outcome) -> None:
         end = end._replace(reason=self._reason(row, end.reason, end.frames))
         if rules.drops_body(row.new.options, end.status):
-            new = row.new._replace(body=())
-            row = row._replace(new=new, size=new.size)
+            row = _without_body(row)
         self._put_request(row.uuid, row._replace(outcome=end, due=0, deliveries=0, expires_at=row.new.expires_at))
 
     def _reason(self, row: Row, reason: str, frames: Sequence[bytes] = ()) -> str:
@@ -674,6 +674,10 @@ class MemoryWriteTransaction(MemoryReadTransaction):
         for _, _, owner, key in keys:
             self._put(Tables.put_key, (owner[:-1], key), None)
         left -= len(keys)
+        bodies = [uuid for until, uuid in tables.bodies[:left] if until <= sure_us]
+        for uuid in bodies:
+            self._put_request(uuid, _without_body(self.tables.requests[uuid]))
+        left -= len(bodies)
         for name, kept in (("kept", 0), ("replied", policy.reply_retention), ("dead", policy.dead_retention)):
             ends = getattr(self.tables, name)[:left] if kept or name == "kept" else ()
             due = [uuid for finished_at, uuid in ends if finished_at <= sure_us - kept]
@@ -684,7 +688,7 @@ class MemoryWriteTransaction(MemoryReadTransaction):
             left -= len(due)
         own, replies, dead = done
         dropped = self._drop_older(sure_us - policy.closed_retention, left) if policy.closed_retention else 0
-        return Trimmed(own + replies, dead, dropped, len(keys), left <= dropped, closed)
+        return Trimmed(own + replies, dead, dropped, len(keys), left <= dropped, closed, len(bodies))
 
     def _drop_older(self, closed_at: int, limit: int) -> int:
         """Drop requests closed until then that no archive waits for. Return their number."""
@@ -754,6 +758,11 @@ def _oldest(queue: list[bytes], skip: Container[bytes]) -> int | None:
             times.append(time_of(key[-SIZE:]))
             at = bisect_left(queue, b"%b%c" % (key[: -SIZE - 1], key[-SIZE - 1] + 1), at)
     return min(times, default=None)
+
+
+def _without_body(row: Row) -> Row:
+    new = row.new._replace(body=())
+    return row._replace(new=new, size=new.size)
 
 
 def _row(uuid: bytes, new: NewRequest, now_us: int) -> Row:

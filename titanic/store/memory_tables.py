@@ -21,7 +21,7 @@ from titanic.store.request import (
     lasting_texts,
     outcome_size,
 )
-from titanic.store.rules import kept_until
+from titanic.store.rules import body_until, kept_until
 from titanic.store.service_settings import ServiceSettings
 from titanic.store.states import DEAD, State
 from titanic.store.uniqueness import NAMES
@@ -156,8 +156,9 @@ class Tables:
         self.replied: list[tuple[int, bytes]] = []
         self.dead: list[tuple[int, bytes]] = []
         self.kept: list[tuple[int, bytes]] = []
-        """The times when delayed requests are due, when requests expire, when requests ended, and until when those are
-        kept that have a time of their own."""
+        self.bodies: list[tuple[int, bytes]] = []
+        """The times when delayed requests are due, when requests expire, when requests ended, and until when those and
+        those bodies are kept that have a time of their own."""
         self.facts: dict[bytes, bytes] = {}
         self.services: dict[bytes, Load] = {}
         self.owners: dict[bytes, Load] = {}
@@ -197,6 +198,8 @@ class Tables:
     def _list(self, row: Row, put: Callable[[list[Any], Any], None], sign: int) -> None:
         new, end, end_size = row.new, row.outcome, row.end_size
         if end is not None:
+            if new.body and (until := body_until(new.options, end.status, end.finished_at)):
+                put(self.bodies, (until, row.uuid))
             if until := kept_until(new.options, end.status, end.finished_at):
                 put(self.kept, (until, row.uuid))
             else:

@@ -209,6 +209,8 @@ class Trimmed(NamedTuple):
     more: bool
     services: Mapping[bytes, int] = {}
     """The closed requests (`replies` and `dead`) by service."""
+    bodies: int = 0
+    """Bodies of other requests, by `keep_body`."""
 
 
 class Page(list[Description]):

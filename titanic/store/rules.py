@@ -117,7 +117,20 @@ def kept_until(options: bytes, status: Status, finished_at: int) -> int:
     if b'"keep' not in options:
         return 0  # mostly
     policy = read_policy(options)
-    kept = policy.keep_failed if status in DEAD else policy.keep
+    return _until(policy.keep_failed if status in DEAD else policy.keep, finished_at)
+
+
+def body_until(options: bytes, status: Status, finished_at: int) -> int:
+    """Until when the body of a request that ended so is kept by its own options; 0: as long as the request."""
+    if b'"keep_body"' not in options:
+        return 0  # mostly
+    kept = read_policy(options).keep_body
+    until = 0 if isinstance(kept, str) else _until(kept, finished_at)
+    whole = kept_until(options, status, finished_at)
+    return 0 if 0 < whole <= until else until
+
+
+def _until(kept: float, finished_at: int) -> int:
     until = finished_at + int(kept * 1e6)
     if kept >= _COARSE:
         until += -until % 1_000_000
@@ -125,7 +138,7 @@ def kept_until(options: bytes, status: Status, finished_at: int) -> int:
 
 
 def drops_body(options: bytes, status: Status) -> bool:
-    """Whether the body of a request that ended so goes, by its own options: nothing needs it any more."""
+    """Whether the body of a request that ended so goes at once, by its own options: nothing needs it any more."""
     return status is Status.DONE and b'"keep_body"' in options and read_policy(options).keep_body == NEVER
 
 

@@ -32,7 +32,7 @@ RETRIES, REQUEUES = "_retries", "X-Taskiq-requeue"
 
 OPTIONS: dict[str, type] = {
     **dict(sorted(SUBMIT_NUMBERS.items())),
-    **dict.fromkeys(("unique", "unique_until", "keep_body", "on_failed"), str),
+    **dict.fromkeys(("unique", "unique_until", "on_failed"), str),
     "unique_for": float,
 }
 """Labels that are options of `Client.submit`."""
@@ -59,7 +59,7 @@ def options_of(labels: Mapping[str, Any]) -> SubmitOptions:
 
 
 def _number(labels: Mapping[str, Any], name: str, kind: type) -> Any:
-    if name == "keep" and labels[name] == NEVER:
+    if name in ("keep", "keep_body") and labels[name] == NEVER:
         return NEVER
     try:
         return kind(labels[name])

@@ -138,17 +138,9 @@ def _text(name: str, text: str) -> str:
 
 
 def _on_limit(name: str, text: str) -> str:
-    return _only("leave", name, text)
-
-
-def _keep_body(name: str, text: str) -> str:
-    return _only(NEVER, name, text)
-
-
-def _only(word: str, name: str, text: str) -> str:
-    if text == word:
+    if text == "leave":
         return text
-    raise HTTPProblem(400, f"{name} is {quoted(text)}; it must be {word}")
+    raise HTTPProblem(400, f"{name} is {quoted(text)}; it must be leave")
 
 
 def _unique_until(name: str, text: str) -> str:
@@ -203,7 +195,9 @@ OPTIONS = {
     "titanic-keep-failed": OptionHeader(
         "keep_failed", _span, "Seconds for which the request is kept if it fails or expires."
     ),
-    "titanic-keep-body": OptionHeader("keep_body", _keep_body, "never: its body is deleted when it succeeds."),
+    "titanic-keep-body": OptionHeader(
+        "keep_body", _keep, "Seconds for which its body is kept when it has ended; never: until it succeeds."
+    ),
     "titanic-key-for": OptionHeader("key_for", _span, "Seconds for which the Idempotency-Key counts."),
 }
 """By the name of the header, in lower case. Their schemas in the OpenAPI document follow from `messages.Submit`."""

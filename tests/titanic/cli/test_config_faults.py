@@ -90,7 +90,7 @@ WRONG = [
     ("[serve]\nservice-limit = 'a:rate=0/s'", 2, "[serve] service-limit: '0/s' is not a rate from 0.1/h to 100000/s"),
     ("[serve]\nservice-limit = 'a:keep=soon'", 2, "[serve] service-limit: 'soon' is not a time from 0.001 s to "),
     ("[serve]\nservice-limit = 'a:keep_failed=never'", 2, "[serve] service-limit: 'never' is not a time from 0.001 s"),
-    ("[serve]\nservice-limit = 'a:keep_body=1h'", 2, "[serve] service-limit: '1h' is not never"),
+    ("[serve]\nservice-limit = 'a:keep_body=soon'", 2, "[serve] service-limit: 'soon' is not a time from 0.001 s"),
     ("[serve]\nservice-limit = ['a:waiting=1', 'b:size=1']", 2, "[serve] service-limit: 'b:size=1' is not a limit; "),
     ("[serve]\nservice-limit = ['a:waiting=many']", 2, "[serve] service-limit: 'many' is not a size"),
     # Endpoints.

@@ -73,8 +73,12 @@ def test_a_reply_is_kept_as_long_as_its_option_says(at: tuple[str, str]) -> None
     assert show(uuid, at)["options"] == {"keep": 5400, "keep_failed": 172_800}
     assert "keep         90 min" in (shown := here("show", uuid, *at).out.decode())
     assert "keep body    never" in shown
+    uuid = here("submit", "absent", "x", "--keep-body", "1h", *at).line
+    assert show(uuid, at)["options"] == {"keep_body": 3600}
+    assert "keep body    60 min" in here("show", uuid, *at).out.decode()
     for wrong in ("-1", "0", "always", "nan"):
         assert here("submit", "echo", "x", "--keep", wrong, *at).code == 2
+        assert here("submit", "echo", "x", "--keep-body", wrong, *at).code == 2
 
 
 def test_options_count_for_each_line(at: tuple[str, str]) -> None:

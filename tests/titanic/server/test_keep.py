@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import math
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 from support.each import each
+from support.ports import free_port
+from support.processes import SUPPORT, Process
 from support.serving import QUICK
 from support.waiting import until
 
@@ -15,6 +21,8 @@ from broker import Worker
 from titanic import Client, InvalidRequest, RequestFailed, Server, UnknownRequest
 from titanic.protocol.submit_options import AT_ONCE
 from titanic.settings import ServiceLimits
+from titanic.store.lmdb.store import LmdbStore
+from titanic.store.lmdb.tools import check
 from titanic.tasks import Tasks
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -81,6 +89,26 @@ def test_a_body_goes_with_the_success(client: Client) -> None:
         client.submit("other", "x", keep_body="always")  # type: ignore[typeddict-item]
 
 
+@pytest.mark.settings(limits={b"echo": ServiceLimits(keep_body=0.001)})
+@pytest.mark.usefixtures("echo")
+def test_a_body_goes_some_time_after_the_end(client: Client) -> None:
+    """After a success, a failure and an expiry; the rest stays. The option of a request counts before the service's."""
+    done, failed = client.submit("echo", "x"), client.submit("echo", "fail", max_attempts=1)
+    expired = client.submit("absent", "x", ttl=0.01, keep_body=timedelta(seconds=0.01))
+    own = client.submit("echo", "x", keep_body=3600)
+    assert (client.wait(done, timeout=60), client.wait(own, timeout=60)) == ([b"x"], [b"x"])
+    until(lambda: not any(client.show(uuid)["body_frames"] for uuid in (done, failed, expired)))
+    assert [client.show(uuid)["state"] for uuid in (done, failed, expired)] == ["done", "failed", "expired"]
+    assert client.reply(done) == [b"x"]
+    assert (client.show(own)["body_frames"], client.show(own)["options"]) == (1, {"keep_body": 3600})
+    assert client.retry(failed, expired) == 0
+    assert client.retry(failed, body=["y"]) == 1
+    assert client.wait(failed, timeout=60) == [b"y"]
+    for wrong in (0, -1, math.nan, math.inf, 1e12, "1h"):
+        with pytest.raises(InvalidRequest, match="keep_body"):
+            client.submit("other", "x", keep_body=wrong)
+
+
 @pytest.mark.settings(limits={b"echo": ServiceLimits(keep=AT_ONCE), b"other": ServiceLimits(keep=60, keep_failed=5)})
 @pytest.mark.usefixtures("echo")
 def test_a_service_has_times_of_its_own(client: Client) -> None:
@@ -143,3 +171,31 @@ def test_a_task_without_a_result_keeps_it_an_hour(server: Server, client: Client
     assert options == [{"keep": 3600}, {"keep": 2}, {}]
     with app.worker():
         assert tidy.submit("b").reply(timeout=30) is None
+
+
+def test_a_body_is_gone_over_kills(tmp_path: Path) -> None:
+    """The clock moves while the server is away; it is killed before the body goes, and before the request goes."""
+    endpoint, clock, place = f"tcp://127.0.0.1:{free_port()}", tmp_path / "clock", tmp_path / "store"
+    node = SUPPORT / "chaos_node.py", clock, "10", "serve", "--config", "/dev/null", "--bind", endpoint
+
+    @contextmanager
+    def served(after: int) -> Iterator[Client]:
+        clock.write_bytes(struct.pack("q", after * 1_000_000))
+        with (
+            Process(*node, output=tmp_path / "server.out", TITANIC_STORE=str(place)),
+            Client(endpoint, timeout=200) as client,
+        ):
+            yield client
+        with LmdbStore.open(place) as store:  # it was killed
+            assert check(store) == []
+
+    with served(0) as client, Worker("echo", lambda frames: frames, endpoint, config=QUICK):
+        uuid = client.submit("echo", bytes(100_000), keep_body=3600, keep=7200)
+        assert client.wait(uuid, timeout=200) == [bytes(100_000)]
+        assert client.show(uuid)["body_frames"] == 1
+    for _ in range(2):
+        with served(3700) as client:
+            until(lambda: client.show(uuid)["body_frames"] == 0)
+            assert client.reply(uuid) == [bytes(100_000)]
+    with served(7300) as client:
+        until(lambda: is_gone(client, uuid))

@@ -43,7 +43,7 @@ NOW = 1_795_258_520_106_479
 RELEASED = range(1, POSTGRES_FORMAT + 1)
 """Of the packed stores: each time one of both engines has another format, there is one more."""
 UNRELEASED = range(1, 7)
-LAYOUTS = {1: "8492515bb17478ed", 2: "e26a574ca608270c", 3: "fd32e7dcf7eb9f51"}
+LAYOUTS = {1: "8492515bb17478ed", 2: "e26a574ca608270c", 3: "fd32e7dcf7eb9f51", 4: "47086f421126837f"}
 """The digest of the layout of each format."""
 
 _CATALOG = """
@@ -123,13 +123,13 @@ def test_there_is_a_step_for_every_earlier_format() -> None:
 def test_an_earlier_format_is_converted_when_it_is_opened(tmp_path: Path) -> None:
     expected = unpack(tmp_path, "format-1")
     with synthetic_step():
-        with pytest.raises(StoreTooOld, match=r"its format is 1, this version reads format 4; open it for writing"):
+        with pytest.raises(StoreTooOld, match=r"its format is 1, this version reads format 5; open it for writing"):
             LmdbStore.open_read_only(tmp_path)
         for _ in range(2):
             with LmdbStore.open(tmp_path) as store:
                 assert check(store) == []
             assert difference(expected, contents(str(tmp_path))) == []
-    with pytest.raises(StoreTooNew, match="its format is 4, this version reads formats up to 3"):
+    with pytest.raises(StoreTooNew, match="its format is 5, this version reads formats up to 4"):
         LmdbStore.open(tmp_path)
 
 

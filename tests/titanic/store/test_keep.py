@@ -169,9 +169,110 @@ def test_a_body_of_a_failure_stays_for_a_retry(store):
     assert is_sound(store)
 
 
+BRIEFLY = b'{"keep_body": 5}'
+
+
+@pytest.mark.parametrize("size", [4, 300_000])
+@pytest.mark.parametrize("status", [Status.DONE, Status.FAILED])
+def test_a_body_goes_before_its_request(store, size, status):
+    """After a success or a failure; the reply stays as long as it would, and what is counted falls."""
+    new = NewRequest(b"echo", [b"x" * size, b"y"], options=BRIEFLY, owner=b"shop")
+    (least,) = ended(store, new._replace(body=[b""]), status=status)
+    assert next_due(store) == 5
+    assert trim(store, 5).bodies == 1
+    (uuid,) = ended(store, new, status=status)
+    kept, used = body_of(store, least)[2], used_in(store)
+    assert trim(store, 4.9).bodies == 0
+    assert body_of(store, uuid)[1] == (2, size + 1)
+    found = trim(store, 5)
+    assert (found.bodies, found.replies, found.dead) == (1, 0, 0)
+    assert body_of(store, uuid) == ([], (0, 0), kept - 8 - size - 1)
+    if size > 100_000:
+        assert used_in(store) < used - size
+    with store.read() as txn:
+        assert txn.reply(uuid).frames == [b"reply"]
+    assert is_sound(store)
+    assert trim(store, 6).bodies == 0
+    assert next_due(store) == (100 if status is Status.DONE else 300)
+    trim(store, 300)
+    assert known(store, [uuid]) == [False]
+    with store.read() as txn:
+        closed = closed_in(txn, 0, 9, 1 << 20)
+    assert [one.request for one in closed] == [[], []]
+    assert next_due(store) is None
+    assert is_sound(store)
+
+
+def used_in(store):
+    with store.write() as txn:
+        txn.put_facts([])
+    with store.read() as txn:
+        return txn.counts().used
+
+
+@pytest.mark.parametrize("after", [10, 100])
+def test_a_body_goes_at_the_latest_with_its_request(store, after):
+    """With that of its own keep, or of the settings; the archive has it then."""
+    options = b'{"keep_body": 50, "keep": 10}' if after == 10 else b'{"keep_body": 1000}'
+    (uuid,) = ended(store, job(options))
+    assert next_due(store) == after
+    found = trim(store, after)
+    assert (found.bodies, found.replies, known(store, [uuid])) == (0, 1, [False])
+    with store.read() as txn:
+        (closed,) = closed_in(txn, 0, 9, 1 << 20)
+    assert closed.request == [b"body"]
+    assert next_due(store) is None
+    assert is_sound(store)
+
+
+def test_a_body_is_not_archived_after_its_time(store):
+    """When both are due at once, as after a pause of the server."""
+    (uuid,) = ended(store, job(b'{"keep_body": 5, "keep": 10}'))
+    found = trim(store, 1000)
+    assert (found.bodies, found.replies, known(store, [uuid])) == (1, 1, [False])
+    with store.read() as txn:
+        (closed,) = closed_in(txn, 0, 9, 1 << 20)
+    assert (closed.request, closed.reply) == ([], [b"reply"])
+
+
+def test_a_retried_request_keeps_its_body_until_it_ends_again(store):
+    (uuid,) = ended(store, job(BRIEFLY), status=Status.FAILED)
+    with store.write() as txn:
+        assert txn.retry(uuid, NOW)
+    assert (trim(store, 6).bodies, next_due(store)) == (0, None)
+    with store.write() as txn:
+        txn.finish(uuid, Status.DONE, [], attempts=1, dispatched_at=NOW, finished_at=NOW + 50 * SECOND)
+    assert body_of(store, uuid)[0] == [b"body"]
+    assert next_due(store) == 55
+    assert trim(store, 55).bodies == 1
+    assert body_of(store, uuid)[0] == []
+    assert is_sound(store)
+
+
+def test_a_closed_request_leaves_no_time_of_its_body(store):
+    (uuid,) = ended(store, job(BRIEFLY))
+    with store.write() as txn:
+        txn.close(uuid, NOW)
+    assert next_due(store) is None
+    assert is_sound(store)
+
+
+def test_bodies_go_in_parts(store):
+    uuids = ended(store, *[job(BRIEFLY)] * 7)
+    found = trim(store, 5, limit=5)
+    assert (found.bodies, found.more) == (5, True)
+    assert trim(store, 5, limit=5).bodies == 2
+    assert [body_of(store, uuid)[0] for uuid in uuids] == [[]] * 7
+
+
+def test_a_clock_that_is_ahead_deletes_no_body(store):
+    ended(store, job(BRIEFLY))
+    assert trim(store, 9, ahead_us=5 * SECOND).bodies == 0
+
+
 @pytest.mark.lmdb
 def test_a_damaged_request_leaves_no_timer(store):
-    (uuid,) = ended(store, job(KEEP))
+    (uuid,) = ended(store, job(b'{"keep": 10, "keep_body": 5}'))
     with store.write() as txn:
         record = bytearray(txn.raw.get(uuid, db=txn.db.requests))
         record[0] ^= 1

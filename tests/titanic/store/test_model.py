@@ -47,7 +47,14 @@ REQUESTS = st.builds(
     not_before=TIMES,
     expires_at=TIMES,
     max_attempts=st.just(0),
-    options=st.sampled_from([b"", b'{"keep_body": "never"}', b'{"keep": 0.00003, "keep_failed": 0.00005}']),
+    options=st.sampled_from(
+        [
+            b"",
+            b'{"keep_body": "never"}',
+            b'{"keep_body": 0.00002}',
+            b'{"keep": 0.00003, "keep_failed": 0.00005, "keep_body": 0.00004}',
+        ]
+    ),
     key=st.sampled_from([b"", b"", b"", b"k", b"l"]),
     key_until=st.sampled_from([START + 10, START + 60, START + 200]),
     together=st.just(0),

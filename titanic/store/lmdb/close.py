@@ -77,7 +77,8 @@ def close_request(tx: Writing, uuid: bytes, now_us: int, unclaimed: bool = False
     if place is not None:
         leave(tx, uuid, place)
     elif header is not None and end is not None:
-        tx.delete(db.timers, outcome_record.retention_timer(uuid, end, header.options))
+        for timer in outcome_record.retention_timers(uuid, end, header.options, header.frame_count):
+            tx.delete(db.timers, timer)
     else:
         drop_timers(tx, uuid)
     for row, database in ((record, db.requests), (reply, db.replies)):

@@ -151,7 +151,8 @@ def retry(tx: Writing, uuid: bytes, now_us: int) -> bool:
         return False
     if (State(end.status), Event.RETRY) not in TRANSITIONS:
         return False
-    tx.delete(tx.db.timers, outcome_record.retention_timer(uuid, end, header.options))
+    for timer in outcome_record.retention_timers(uuid, end, header.options, header.frame_count):
+        tx.delete(tx.db.timers, timer)
     tx.delete(tx.db.replies, uuid)
     tx.drop_blob(end.ref)
     prefix = ready_prefix(header.service, header.priority)
@@ -258,8 +259,8 @@ def _as_new(header: RequestHeader, body: Sequence[bytes]) -> NewRequest:
     )
 
 
-def _drop_body(tx: Writing, uuid: bytes, header: RequestHeader) -> None:
-    """Write the record of a request that has succeeded without its body."""
+def drop_body(tx: Writing, uuid: bytes, header: RequestHeader) -> None:
+    """Write the record of a request that has ended without its body."""
     record = request_record.encode(uuid, _as_new(header, []), header.submitted_at)
     tx.put(tx.db.requests, uuid, record)
     tx.drop_blob(header.ref)
@@ -283,15 +284,17 @@ def _end(tx: Writing, uuid: bytes, place: QueuePlace, end: Outcome) -> None:
         record = outcome_record.encode(uuid, end._replace(reason=_shortened(end.reason)))
     leave(tx, uuid, place)
     tx.put(tx.db.replies, uuid, record)
-    options = b"" if place.header is None else place.header.options
-    tx.put(tx.db.timers, outcome_record.retention_timer(uuid, end, options), b"")
+    header = place.header
+    options, frame_count = (b"", 0) if header is None else (header.options, header.frame_count)
+    for timer in outcome_record.retention_timers(uuid, end, options, frame_count):
+        tx.put(tx.db.timers, timer, b"")
     for ref, body in bodies:
         tx.put_blob(ref, body)
-    if place.header is not None and drops_body(options, end.status):
-        _drop_body(tx, uuid, place.header)
-    if place.header is not None and place.header.owner:
+    if header is not None and drops_body(options, end.status):
+        drop_body(tx, uuid, header)
+    if header is not None and header.owner:
         size = len(record) + sum(ref.size - REF_SIZE for ref, _ in bodies)
-        tx.count_owned(place.header.owner, size=size)
+        tx.count_owned(header.owner, size=size)
     tx.added += cost(SIZE, len(record)) - CHARGE
 
 

@@ -412,7 +412,7 @@ _SPARE = 64 << 20
 
 
 def _nothing(env: lmdb.Environment, txn: lmdb.Transaction[memoryview]) -> None:
-    """Format 2 has timers that earlier versions do not know (schema.KEPT)."""
+    """Formats 2 and 4 have timers that earlier versions do not know (schema.KEPT, schema.BODIES)."""
 
 
 def _make_facts(env: lmdb.Environment, txn: lmdb.Transaction[memoryview]) -> None:
@@ -420,7 +420,11 @@ def _make_facts(env: lmdb.Environment, txn: lmdb.Transaction[memoryview]) -> Non
     env.open_db(b"facts", txn=txn)
 
 
-STEPS: dict[int, Callable[[lmdb.Environment, lmdb.Transaction[memoryview]], None]] = {1: _nothing, 2: _make_facts}
+STEPS: dict[int, Callable[[lmdb.Environment, lmdb.Transaction[memoryview]], None]] = {
+    1: _nothing,
+    2: _make_facts,
+    3: _nothing,
+}
 """By the format that each begins with."""
 
 

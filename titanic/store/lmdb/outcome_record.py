@@ -53,9 +53,9 @@ from titanic.store.lmdb.record import (
     unpack_ref,
     verify,
 )
-from titanic.store.lmdb.schema import DEAD, INLINE, KEPT, REPLIED, timer_key
+from titanic.store.lmdb.schema import BODIES, DEAD, INLINE, KEPT, REPLIED, timer_key
 from titanic.store.records import Outcome
-from titanic.store.rules import kept_until, shortened
+from titanic.store.rules import body_until, kept_until, shortened
 from titanic.store.states import Status
 
 DATABASE = "replies"
@@ -96,11 +96,15 @@ class OutcomeHeader(NamedTuple):
         return self.body_at + self.body_size
 
 
-def retention_timer(uuid: bytes, end: Outcome | OutcomeHeader, options: bytes) -> bytes:
-    """The key in `timers` of a request with these options that ended so."""
+def retention_timers(uuid: bytes, end: Outcome | OutcomeHeader, options: bytes, frames: int) -> list[bytes]:
+    """The keys in `timers` of a request with these options, and so many frames in its body, that ended so."""
     if until := kept_until(options, end.status, end.finished_at):
-        return timer_key(KEPT, until, uuid)
-    return timer_key(DEAD if end.status in states.DEAD else REPLIED, end.finished_at, uuid)
+        timers = [timer_key(KEPT, until, uuid)]
+    else:
+        timers = [timer_key(DEAD if end.status in states.DEAD else REPLIED, end.finished_at, uuid)]
+    if frames and (until := body_until(options, end.status, end.finished_at)):
+        timers.append(timer_key(BODIES, until, uuid))
+    return timers
 
 
 def encode(uuid: bytes, outcome: Outcome, put_blob: PutBlob | None = None) -> bytes:

@@ -140,7 +140,7 @@ def next_due(
             times += [time + policy.dead_retention for time in _first_time(tx, schema.DEAD)]
         if policy.closed_retention:
             times += [time + policy.closed_retention for time in oldest_closing(tx)]
-        times += _first_time(tx, schema.KEPT) + _first_time(tx, schema.KEY)
+        times += _first_time(tx, schema.KEPT) + _first_time(tx, schema.BODIES) + _first_time(tx, schema.KEY)
     times = [time + ahead_us for time in times]
     if policy is not None and (tx.raw.stat(tx.db.graves)["entries"] or charges_to_end(tx)):
         times.append(0)

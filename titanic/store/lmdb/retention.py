@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import islice, takewhile
 
 from titanic.errors import RecordCorrupt, StoreFull
@@ -19,9 +20,23 @@ from titanic.store.lmdb import outcome_record, request_record
 from titanic.store.lmdb.close import close_request
 from titanic.store.lmdb.closed_ring import charges_to_end, end_charges
 from titanic.store.lmdb.free_space import drop_oldest
+from titanic.store.lmdb.lifecycle import drop_body
 from titanic.store.lmdb.outcome_record import RetryRecord, expiry
+from titanic.store.lmdb.record import verify
 from titanic.store.lmdb.request_record import RequestHeader
-from titanic.store.lmdb.schema import DEAD, EXPIRY, KEPT, KEY, REPLIED, due_of, later_key, timer_key, timer_of, uuid_of
+from titanic.store.lmdb.schema import (
+    BODIES,
+    DEAD,
+    EXPIRY,
+    KEPT,
+    KEY,
+    REPLIED,
+    due_of,
+    later_key,
+    timer_key,
+    timer_of,
+    uuid_of,
+)
 from titanic.store.lmdb.transaction import Writing
 from titanic.store.records import Retention, Trimmed
 from titanic.util.clock import capped
@@ -33,12 +48,15 @@ _THEN = {_DELAY: EXPIRY, EXPIRY: KEY, KEY: b""}
 
 
 def trim(tx: Writing, now_us: int, policy: Retention | None = None, limit: int = 1000, ahead_us: int = 0) -> Trimmed:
-    """Close replies and dead requests that were not closed in time, drop old closed ones, forget old keys."""
+    """Close replies and dead requests that were not closed in time, drop old closed ones, forget old keys and
+    bodies. Bodies go first: the archive gets none that is due."""
     policy = policy or Retention()
     left = limit
     sure_us = now_us - ahead_us
     keys = _forget_keys(tx, sure_us, left)
     left -= keys
+    bodies = _drop_bodies(tx, sure_us, left)
+    left -= bodies
     closed = Counter[bytes]()
     own = _close_unclaimed(tx, KEPT, sure_us, now_us, left, closed)
     left -= own
@@ -56,7 +74,7 @@ def trim(tx: Writing, now_us: int, policy: Retention | None = None, limit: int =
         left -= dropped
     end_charges(tx, limit)
     more = left <= 0 or bool(tx.raw.stat(tx.db.graves)["entries"]) or charges_to_end(tx)
-    return Trimmed(own + replies, dead, dropped, keys, more, closed)
+    return Trimmed(own + replies, dead, dropped, keys, more, closed, bodies)
 
 
 def _close_unclaimed(tx: Writing, kind: bytes, until: int, now_us: int, limit: int, closed: Counter[bytes]) -> int:
@@ -71,6 +89,18 @@ def _close_unclaimed(tx: Writing, kind: bytes, until: int, now_us: int, limit: i
         tx.raw.delete(timer, db=tx.db.timers)  # also when it led nowhere
         done += 1
     return done
+
+
+def _drop_bodies(tx: Writing, until: int, limit: int) -> int:
+    timers = _timers_until(tx, BODIES, until, limit)
+    for timer, uuid in timers:
+        record = tx.raw.get(uuid, db=tx.db.requests)
+        with suppress(RecordCorrupt):  # a check finds it
+            if record is not None and tx.raw.get(uuid, db=tx.db.replies) is not None:
+                verify(uuid, record, request_record.DATABASE)  # damage would get a new, valid checksum
+                drop_body(tx, uuid, request_record.decode_header(uuid, record))
+        tx.delete(tx.db.timers, timer)
+    return len(timers)
 
 
 def _forget_keys(tx: Writing, now_us: int, limit: int) -> int:

@@ -31,6 +31,7 @@
                b"R" + finished_at, u64 µs + uuid          nothing: a reply (DONE, CANCELLED)
                b"D" + finished_at, u64 µs + uuid          nothing: a dead request (FAILED, EXPIRED)
                b"U" + until, u64 µs + uuid                nothing: one that ended, with an option of its own
+               b"B" + until, u64 µs + uuid                nothing: the body of one that ended goes before the request
                b"K" + until, u64 µs + key in `keys`       nothing: a row of `keys`
     closed     sequence, u64                              closed_record.py: a closed request
     blobs      id, u64 + index, u32                       record.py: a piece of a body too large for its record
@@ -66,7 +67,7 @@ import lmdb
 from titanic.errors import StoreCorrupt
 from titanic.util.ids import SIZE
 
-FORMAT = 3
+FORMAT = 4
 """Of the keys and databases. The first release has format 1."""
 
 U32 = struct.Struct("<I")
@@ -97,6 +98,7 @@ EXPIRY = b"E"
 REPLIED = b"R"
 DEAD = b"D"
 KEPT = b"U"
+BODIES = b"B"
 KEY = b"K"
 
 MOST_BYTES = 1 << 46

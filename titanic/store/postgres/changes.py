@@ -51,9 +51,9 @@ _INSERT_EXPIRING = "INSERT INTO expiring (expires_at, uuid) SELECT * FROM unnest
 
 _INSERT_REPLY = """
 INSERT INTO reply (uuid, status, attempts, dispatched_at, finished_at, frames_bytes, frames_count, frames, reason,
-    service, owner, until)
+    service, owner, until, body_until)
 SELECT * FROM unnest(%s::uuid[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[],
-    %s::titanic.frames[], %s::bytea[], %s::bytea[], %s::bytea[], %s::bigint[])"""
+    %s::titanic.frames[], %s::bytea[], %s::bytea[], %s::bytea[], %s::bigint[], %s::bigint[])"""
 
 _INSERT_KEYS = """
 INSERT INTO key (owner, key, until, given, uuids)
@@ -380,7 +380,7 @@ class Changes:
         add("to_ready", _INSERT_READY, self.ready, _READY)
         add("to_later", _INSERT_LATER, self.later, _LATER)
         add("to_expiring", _INSERT_EXPIRING, self.expiring, _EXPIRING)
-        add("to_reply", _INSERT_REPLY, self.replies, (_I, _N, _N, _N, _N, _N, _N, bodies, _T, _T, _T, _N))
+        add("to_reply", _INSERT_REPLY, self.replies, (_I, _N, _N, _N, _N, _N, _N, bodies, _T, _T, _T, _N, _N))
         add("no_more", _COUNT_NO_MORE, self.uncounted, (_T, _I, _N))
         facts = sorted(self.facts.items())
         add("put_facts", _PUT_FACTS, [(key, value) for key, value in facts if value is not None], (_T, _T))

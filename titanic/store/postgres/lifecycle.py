@@ -41,8 +41,8 @@ from titanic.store.postgres.rows import (
 from titanic.store.postgres.transaction import RequestSnapshot
 from titanic.store.postgres.writing import PostgresWriting
 from titanic.store.records import CloseResult, Retention, Trimmed
-from titanic.store.request import fields_size, lasting_texts, outcome_size
-from titanic.store.rules import LATEST, drops_body, kept_until, late, shortened, times_again
+from titanic.store.request import FRAME_SIZE, fields_size, lasting_texts, outcome_size
+from titanic.store.rules import LATEST, body_until, drops_body, kept_until, late, shortened, times_again
 from titanic.store.states import ENDING, Event, State, Status
 from titanic.store.uniqueness import outlives, unique_name
 from titanic.util.clock import capped
@@ -256,8 +256,9 @@ def _end(
     one.attempts, one.dispatched_at, one.finished_at, one.reason = attempts, dispatched_at, finished_at, reason
     one.reply_frames, one.reply_bytes, one.frames = len(frames), sizes(frames), list(frames)
     ends = status, attempts, dispatched_at, finished_at, one.reply_bytes, one.reply_frames, frames, reason
-    until = kept_until(one.options, status, finished_at)
-    tx.changes.replies.append(ReplyRow(one.uuid, *ends, one.service, one.owner, until))
+    ended = one.options, status, finished_at
+    until = kept_until(*ended), body_until(*ended) if one.body_frames else 0
+    tx.changes.replies.append(ReplyRow(one.uuid, *ends, one.service, one.owner, *until))
     size = _reply_size(one)
     if drops_body(one.options, status):
         before = one.size
@@ -345,11 +346,24 @@ WITH over AS (
 DELETE FROM key AS k USING over AS o WHERE k.owner = o.owner AND k.key = o.key
 RETURNING k.owner, length(k.key), cardinality(k.uuids)"""
 
+_DROP_BODIES = """
+WITH due AS (
+    SELECT p.uuid, r.owner, r.body_frames, r.body_bytes FROM reply AS p JOIN request AS r ON r.uuid = p.uuid
+    WHERE p.uuid = ANY (%s::uuid[]) AND p.body_until > 0
+), done AS (
+    UPDATE reply AS p SET body_until = 0 FROM due WHERE p.uuid = due.uuid
+), emptied AS (
+    UPDATE request AS r SET body = '{}', body_frames = 0, body_bytes = 0 FROM due WHERE r.uuid = due.uuid
+)
+SELECT * FROM due"""
+"""A statement behind the one that locks them (`_BODIES`): it must see whether one has been retried meanwhile."""
+
 _UNCLAIMED = """
 SELECT p.uuid FROM reply AS p JOIN request AS r ON r.uuid = p.uuid
 WHERE {} <= %s
 ORDER BY {}, p.uuid LIMIT %s FOR UPDATE OF r SKIP LOCKED"""
 _KEPT = _UNCLAIMED.format("p.until > 0 AND p.until", "p.until")
+_BODIES = _UNCLAIMED.format("p.body_until > 0 AND p.body_until", "p.body_until")
 _REPLIED, _DEAD = (
     _UNCLAIMED.format(f"p.status IN ({states}) AND p.until = 0 AND p.finished_at", "p.finished_at")
     for states in ("4, 7", "5, 6")
@@ -359,13 +373,16 @@ _REPLIED, _DEAD = (
 def trim(
     tx: PostgresWriting, now_us: int, policy: Retention | None = None, limit: int = 1000, ahead_us: int = 0
 ) -> Trimmed:
-    """Close replies and dead requests that were not closed in time, drop old closed ones, forget old keys."""
+    """Close replies and dead requests that were not closed in time, drop old closed ones, forget old keys and
+    bodies. Bodies go first: the archive gets none that is due."""
     policy = policy or Retention()
     left = limit
     sure_us = now_us - ahead_us
     rows = tx.fetch(_FORGET_KEYS, sure_us, left)
     tx.changes.count_keys_gone(rows)
     left -= len(rows)
+    bodies = _drop_bodies(tx, sure_us, left)
+    left -= bodies
     closed = Counter[bytes]()
     own = _close_unclaimed(tx, _KEPT, sure_us, now_us, left, closed)
     left -= own
@@ -380,7 +397,18 @@ def trim(
     if policy.closed_retention and left > 0:
         dropped = drop_older(tx, sure_us - policy.closed_retention + 1, left)
         left -= dropped
-    return Trimmed(own + replies, dead, dropped, len(rows), left <= 0, closed)
+    return Trimmed(own + replies, dead, dropped, len(rows), left <= 0, closed, bodies)
+
+
+def _drop_bodies(tx: PostgresWriting, until: int, limit: int) -> int:
+    found = [uuid for (uuid,) in tx.fetch(_BODIES, until, max(limit, 0))]
+    rows = tx.fetch(_DROP_BODIES, ids(found)) if found else []
+    for uuid, owner, frames, size in rows:
+        tx.seen.pop(uuid, None)
+        tx.writer.known.pop(uuid, None)
+        tx.changes.count_owner(owner, size=-FRAME_SIZE * frames - size)
+        tx.changes.count(used=-FRAME_SIZE * frames - size)
+    return len(found)
 
 
 def _close_unclaimed(

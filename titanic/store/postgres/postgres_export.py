@@ -42,7 +42,7 @@ from titanic.store.postgres.tools import LOADS, USAGE, check_all
 from titanic.store.postgres.transaction import REQUEST_SIZE, Row
 from titanic.store.records import ArchiveState, Archivist, Outcome
 from titanic.store.request import ClosedRequest, StoredRequest, lasting_texts, lasting_values, values_of
-from titanic.store.rules import LATEST, kept_until
+from titanic.store.rules import LATEST, body_until, kept_until
 from titanic.store.service_settings import ServiceSetting
 from titanic.store.states import Status
 
@@ -264,7 +264,7 @@ _TYPES = {
     "ready": "bytea int2 uuid int4 int8 int8 bytea int4",
     "later": "uuid int8 int4 int8 int8 int2 bytea bytea int4",
     "expiring": "int8 uuid",
-    "reply": "uuid int2 int4 int8 int8 int4 int8 bytea[] bytea bytea bytea int8",
+    "reply": "uuid int2 int4 int8 int8 int4 int8 bytea[] bytea bytea bytea int8 int8",
     "key": "bytea bytea int8 int8 uuid[]",
     "closed": binary_types(CLOSED_COLUMNS) + " bytea[] bytea[]",
     "facts": "bytea bytea",
@@ -275,7 +275,7 @@ _COLUMNS = {
     "later": "uuid, due, attempts, dispatched_at, expires_at, priority, service, reason, deliveries",
     "expiring": "expires_at, uuid",
     "reply": "uuid, status, attempts, dispatched_at, finished_at, frames_count, frames_bytes, frames, reason, service,"
-    " owner, until",
+    " owner, until, body_until",
     "key": "owner, key, until, given, uuids",
     "closed": f"{listed(CLOSED_COLUMNS)}, request, reply",
     "facts": "key, value",
@@ -411,8 +411,9 @@ class PostgresImport:
         if outcome is not None:
             how = int(outcome.status), outcome.attempts, *_times((outcome.dispatched_at, outcome.finished_at))
             frames = len(outcome.frames), sum(map(len, outcome.frames)), outcome.frames
-            until = kept_until(one.options, outcome.status, outcome.finished_at)
-            rows["reply"].append((uuid, *how, *frames, outcome.reason.encode(), one.service, one.owner, until))
+            ended = one.options, outcome.status, outcome.finished_at
+            until = kept_until(*ended), body_until(*ended) if body[1] else 0
+            rows["reply"].append((uuid, *how, *frames, outcome.reason.encode(), one.service, one.owner, *until))
             return
         dispatched_at, expires_at, due = _times((life.dispatched_at, life.expires_at, life.due))
         tried = life.attempts, dispatched_at, expires_at

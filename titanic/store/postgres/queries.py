@@ -135,6 +135,7 @@ _FIRST_DUE = """
         (SELECT min(due) FROM titanic.later)"""
 _FIRST_TIMES = f"""{_FIRST_DUE},
         (SELECT min(until) FROM titanic.reply WHERE until > 0),
+        (SELECT min(body_until) FROM titanic.reply WHERE body_until > 0),
         (SELECT min(finished_at) FROM titanic.reply WHERE status IN (4, 7) AND until = 0),
         (SELECT min(finished_at) FROM titanic.reply WHERE status IN (5, 6) AND until = 0),
         (SELECT c.closed_at FROM titanic.closed c, titanic.meta m
@@ -216,7 +217,7 @@ def next_due(
     ((expires_at, due, *firsts),) = tx.fetch_once(_FIRST_DUE if policy is None else _FIRST_TIMES, ids(list(skip)))
     times = [] if expires_at is None else [expires_at]
     if policy is not None:
-        until, replied, dead, closed, key = firsts
+        until, bodies, replied, dead, closed, key = firsts
         for first, kept in (
             (replied, policy.reply_retention),
             (dead, policy.dead_retention),
@@ -224,7 +225,7 @@ def next_due(
         ):
             if first is not None and kept:
                 times.append(first + kept)
-        times += [first for first in (until, key) if first is not None]
+        times += [first for first in (until, bodies, key) if first is not None]
     times = [time + ahead_us for time in times]
     if due is not None:
         times.append(due)

@@ -157,6 +157,7 @@ class ReplyRow(NamedTuple):
     service: bytes
     owner: bytes
     until: int
+    body_until: int
 
 
 class KeyRow(NamedTuple):

@@ -24,7 +24,7 @@ from titanic.store.postgres.rows import CLOSED_COLUMNS, REQUEST_COLUMNS, declare
 from titanic.store.records import DEFAULT_CAPACITY
 from titanic.store.rules import unreleased
 
-FORMAT = 4
+FORMAT = 5
 """Of the tables as this version makes and knows them. The first release has format 1.
 
 A node serves a store if `meta.oldest` ≤ its FORMAT ≤ `meta.store_format`. It upgrades a store of an earlier format when
@@ -56,6 +56,11 @@ COMMENT ON COLUMN titanic.reply.until IS 'Until when it is kept by an option of 
 CREATE INDEX reply_replied ON titanic.reply (finished_at, uuid) WHERE status IN (4, 7) AND until = 0;
 CREATE INDEX reply_dead ON titanic.reply (finished_at, uuid) WHERE status IN (5, 6) AND until = 0;
 CREATE INDEX reply_kept ON titanic.reply (until, uuid) WHERE until > 0;
+""".strip()
+
+_BODIES = """
+COMMENT ON COLUMN titanic.reply.body_until IS 'Until when the body is kept by an option of the request; 0: with it';
+CREATE INDEX reply_bodies ON titanic.reply (body_until, uuid) WHERE body_until > 0;
 """.strip()
 
 _ABOUT_KEPT = """
@@ -154,10 +159,12 @@ CREATE TABLE titanic.reply (
     reason          bytea NOT NULL,
     service         bytea NOT NULL,
     owner           bytea NOT NULL,
-    until           bigint NOT NULL DEFAULT 0
+    until           bigint NOT NULL DEFAULT 0,
+    body_until      bigint NOT NULL DEFAULT 0
 ) WITH ({_BUSY});
 COMMENT ON COLUMN titanic.reply.status IS '4 done, 5 failed, 6 expired, 7 cancelled';
 {_UNTIL}
+{_BODIES}
 CREATE INDEX reply_dead_ids ON titanic.reply (uuid) WHERE status IN (5, 6);
 
 CREATE TABLE titanic.closed (
@@ -291,6 +298,8 @@ UPGRADES = {
         oldest=2,
     ),
     3: Upgrade(_FACTS, oldest=2),
+    # Of what ends at an earlier node, the body stays as long as the request.
+    4: Upgrade(f"ALTER TABLE titanic.reply ADD body_until bigint NOT NULL DEFAULT 0; {_BODIES}", oldest=2),
 }
 """By the format that they begin with."""
 

@@ -108,6 +108,7 @@ class AttemptOptions(TypedDict):
     retry_most: NotRequired[float]
     keep: NotRequired[float]
     keep_failed: NotRequired[float]
+    keep_body: NotRequired[float]
     unique_for: NotRequired[float]
 
 
@@ -201,7 +202,9 @@ class Request(TypedDict):
     type: NotRequired[Annotated[str, Meta(description="The content type of its body.")]]
     digest: NotRequired[str]
     on_failed: NotRequired[Annotated[str, Meta(description="The service to notify if it fails.")]]
-    keep_body: NotRequired[Annotated[str, Meta(description="`never`: its body goes when it succeeds.")]]
+    keep_body: NotRequired[
+        Annotated[str, Meta(description="`never`: its body goes when it succeeds; a time is in `options`.")]
+    ]
     on_limit: NotRequired[Annotated[str, Meta(description="`leave`: an attempt may exceed its limit.")]]
     unique: NotRequired[str]
     unique_until: NotRequired[Literal["started", "done"]]

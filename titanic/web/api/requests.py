@@ -19,7 +19,7 @@ from titanic.aio import Client
 from titanic.client.batching import KEY_PREFIX
 from titanic.client.request_queue import Found as FoundUuid
 from titanic.errors import Forbidden, InvalidRequest, RequestFailed, TimedOut, TitanicError, UnknownRequest
-from titanic.protocol.answers import BODY_GONE, RequestInfo
+from titanic.protocol.answers import BODY_GONE, RequestInfo, lacks_body
 from titanic.protocol.messages import AnyState, read
 from titanic.protocol.tsp import Frames
 from titanic.util.text import quoted
@@ -264,7 +264,10 @@ async def retry_request(request: Request) -> Response:
 
 
 async def _not_retried(client: Client, uuid: str) -> NoReturn:
-    state = (await _show(client, uuid))["state"]
+    row = await _show(client, uuid)
+    state = row["state"]
+    if lacks_body(row):
+        raise HTTPProblem(410, f"it cannot be retried without a new one: {BODY_GONE}")
     if state in ("failed", "expired"):
         raise HTTPProblem(403, "you may see this request, but not submit to its service; ask for that permission")
     raise HTTPProblem(409, f"the request is {state}; only failed and expired requests can be retried")

@@ -21,7 +21,7 @@ from starlette.routing import Route
 from titanic.client.batching import KEY_PREFIX
 from titanic.client.flows import FlowTree, flow_tree
 from titanic.errors import InvalidRequest, TitanicError, UnknownRequest
-from titanic.protocol.answers import BODY_GONE, SUBMITTER_FIELDS, Look, RequestInfo
+from titanic.protocol.answers import BODY_GONE, SUBMITTER_FIELDS, Look, RequestInfo, lacks_body
 from titanic.protocol.tsp import FLOW_SUFFIX, Frames
 from titanic.util import ids
 from titanic.util.text import counted, printable
@@ -218,6 +218,8 @@ async def retry(request: Request) -> Response:
     done = await client.retry(uuid, body=body)
     if not done:
         row = await client.show(uuid)  # raises when the visitor may not see it
+        if lacks_body(row):
+            raise HTTPProblem(410, f"it cannot be retried: {BODY_GONE}")
         if row["state"] in ("failed", "expired"):
             fact = f"you lack the submit permission for {row['service']}"
             raise HTTPProblem(403, f"the request was not retried: {fact}; ask the administrator")

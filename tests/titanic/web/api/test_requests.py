@@ -178,7 +178,8 @@ WRONG = [
     ("Titanic-Keep", "-1"),
     ("Titanic-Keep", "always"),
     ("Titanic-Keep-Failed", "never"),
-    ("Titanic-Keep-Body", "1"),
+    ("Titanic-Keep-Body", "0"),
+    ("Titanic-Keep-Body", "always"),
     ("Titanic-Unique", "x" * 256),
     ("Titanic-Unique-Until", "failed"),
     ("Titanic-Unique-For", "0"),
@@ -293,10 +294,30 @@ def test_a_body_that_is_not_kept_is_gone(http: httpx.Client, worker: Worker, ser
     answer = http.post(SUBMIT, content=b"x", headers={"Titanic-Keep-Body": "never", "Prefer": "wait=60"})
     uuid = answer.headers["location"].rpartition("/")[2]
     body = http.get(f"/v1/requests/{uuid}/body")
-    fault = "its body was deleted when it succeeded, by keep_body"
+    fault = "its body was deleted, by keep_body"
     assert (answer.status_code, body.status_code, body.json()["detail"]) == (200, 410, fault)
     shown = here("show", uuid, "--body", "--endpoint", server.endpoints[0])
     assert (shown.code, shown.err) == (1, f"titanic: request {uuid} has no body; {fault}\n")
+
+
+def test_a_request_without_its_body_is_not_retried(
+    http: httpx.Client, worker: Worker, client: Client, server: Server
+) -> None:
+    """After the time in `keep_body`; with another body it is."""
+    headers = {"Titanic-Keep-Body": "0.001", "Titanic-Max-Attempts": "1"}
+    uuid = http.post(SUBMIT, content=b"fail", headers=headers).json()["uuid"]
+    until(lambda: client.show(uuid)["body_frames"] == 0)
+    shown = http.get(f"/v1/requests/{uuid}").json()
+    assert (shown["state"], shown["options"], "keep_body" in shown) == ("failed", {"keep_body": 0.001}, False)
+    fault = "its body was deleted, by keep_body"
+    answer = http.post(f"/v1/requests/{uuid}:retry")
+    assert (answer.status_code, answer.json()["detail"]) == (410, f"it cannot be retried without a new one: {fault}")
+    assert http.get(f"/v1/requests/{uuid}/body").status_code == 410
+    said = here("retry", uuid, "--endpoint", server.endpoints[0])
+    assert (said.code, said.err) == (1, f"titanic: {uuid} cannot be requeued without a new one (--body): {fault}\n")
+    assert client.retry_all() == 0
+    assert http.put(f"/v1/requests/{uuid}/body?retry=true", content=b"y").status_code == 204
+    assert client.wait(uuid, timeout=60) == [b"y"]
 
 
 def test_a_reply_that_does_not_come_in_time_is_fetched_later(

@@ -19,6 +19,7 @@ from titanic.store.lmdb.request_record import RequestHeader
 from titanic.store.lmdb.schema import (
     ARCHIVE,
     ARCHIVE_KEY,
+    BODIES,
     CHARGED_KEY,
     DEAD,
     EXPIRY,
@@ -178,9 +179,9 @@ def _reply(walk: Walk, uuid: bytes, record: bytes) -> None:
         walk.report("replies", uuid, "there is no such request", Remedy(Verb.FAIL, "requests", uuid, _MISSING))
     else:
         walk.own(request_record.owner_in(request), header.size)
-    timer = outcome_record.retention_timer(uuid, header, walk.options(uuid))
-    if not walk.light and not walk.is_indexed("timers", timer):
-        walk.report("replies", uuid, "its retention would never end", Remedy(Verb.PUT, "timers", timer))
+    for timer in () if walk.light else walk.retention_timers(uuid, header):
+        if not walk.is_indexed("timers", timer):
+            walk.report("replies", uuid, "its retention would never end", Remedy(Verb.PUT, "timers", timer))
 
 
 def _retries(walk: Walk) -> None:
@@ -325,7 +326,7 @@ def _timer_fault(walk: Walk, kind: bytes, time: int, subject: bytes) -> str:
             return ""
         expires_at = expiry(own, walk.past(subject))
         return "" if expires_at == time else f"the request says {expires_at}"
-    if kind in (REPLIED, DEAD, KEPT):
+    if kind in (REPLIED, DEAD, KEPT, BODIES):
         record = walk.tx.raw.get(subject, db=walk.tx.db.replies)
         if record is None:
             return "there is no such reply"
@@ -333,10 +334,8 @@ def _timer_fault(walk: Walk, kind: bytes, time: int, subject: bytes) -> str:
             end = outcome_record.decode_header(subject, record)
         except RecordCorrupt:
             return ""
-        right = outcome_record.retention_timer(subject, end, walk.options(subject))
-        return (
-            "" if right == timer_key(kind, time, subject) else f"the reply says {end.status.name} at {end.finished_at}"
-        )
+        right = timer_key(kind, time, subject) in walk.retention_timers(subject, end)
+        return "" if right else f"the reply says {end.status.name} at {end.finished_at}"
     return f"unknown kind {kind!r}"
 
 

@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 import lmdb
 
 from titanic.errors import RecordCorrupt
-from titanic.store.lmdb import request_record
-from titanic.store.lmdb.outcome_record import RetryRecord
+from titanic.store.lmdb import outcome_record, request_record
+from titanic.store.lmdb.outcome_record import OutcomeHeader, RetryRecord
 from titanic.store.lmdb.record import Ref
 from titanic.store.lmdb.store import LmdbReadTransaction, LmdbStore
 from titanic.store.lmdb.transaction import Reading
@@ -194,13 +194,15 @@ class Walk:
         self.indexed[name] += list(found.values()).count(b"")
         return [key for key in keys if key not in found] if len(found) < len(keys) else []
 
-    def options(self, uuid: bytes) -> bytes:
-        """The options of a request; none when it is missing or damaged."""
+    def retention_timers(self, uuid: bytes, end: OutcomeHeader) -> list[bytes]:
+        """The timers of a request that ended so. One that is missing or damaged has no options."""
         record = self.tx.raw.get(uuid, db=self.tx.db.requests)
         try:
-            return b"" if record is None else request_record.decode_header(uuid, record).options
+            header = None if record is None else request_record.decode_header(uuid, record)
         except RecordCorrupt:
-            return b""
+            header = None
+        options, frames = (b"", 0) if header is None else (header.options, header.frame_count)
+        return outcome_record.retention_timers(uuid, end, options, frames)
 
     def has(self, name: str, key: bytes) -> bool:
         """Whether a database has a row."""

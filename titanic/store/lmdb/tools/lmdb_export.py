@@ -297,7 +297,8 @@ def _put_life(tx: LmdbWriteTransaction, life: StoredLife) -> None:
     if outcome is not None:
         reply = outcome_record.encode(uuid, outcome, put_blob)
         tx.raw.put(uuid, reply, db=tx.db.replies, append=True)
-        tx.put(tx.db.timers, outcome_record.retention_timer(uuid, outcome, request.options), b"")
+        for timer in outcome_record.retention_timers(uuid, outcome, request.options, len(request.body)):
+            tx.put(tx.db.timers, timer, b"")
         if owner:
             tx.count_owned(owner, size=size + outcome_record.decode_header(uuid, reply).size)
         return

@@ -35,6 +35,7 @@ from titanic.store.lmdb.pages import SALVAGE, Hole, Pages
 from titanic.store.lmdb.record import BLOB_KEY_SIZE, GRAVE_KEY_SIZE, REF_SIZE
 from titanic.store.lmdb.request_record import RequestHeader
 from titanic.store.lmdb.schema import (
+    BODIES,
     DEAD,
     EXPIRY,
     KEPT,
@@ -369,7 +370,7 @@ def _record(
     return looks_like
 
 
-_TIMERS = (EXPIRY, REPLIED, DEAD, KEPT, KEY)
+_TIMERS = (EXPIRY, REPLIED, DEAD, KEPT, BODIES, KEY)
 
 _ROW_TESTS: dict[str, RowTest] = {
     "requests": _record(request_record.decode_header, request_record.decode),
