@@ -35,6 +35,7 @@ from titanic import logs
 from titanic.aio import Client
 from titanic.errors import CallerError
 from titanic.facts.audit import Audit
+from titanic.util.clock import elapsed
 from titanic.util.files import state_of
 from titanic.util.text import counted, quoted
 from titanic.web.auth.clients import ANYBODY
@@ -343,10 +344,10 @@ class Identity:
             self.refused(scope, user="" if grant is None else grant.user)
         if grant is None:
             # Only wrong tokens are throttled: behind a proxy, all users have the same address.
-            if (wait := self._throttle.wait(address, now)) > 0:
+            if (wait := self._throttle.wait(address, elapsed())) > 0:
                 text = "too many failed sign-ins from your address; try again later"
                 raise HTTPProblem(429, text, headers={"Retry-After": str(int(wait) + 1)})
-            self._throttle.note(address, now)
+            self._throttle.note(address, elapsed())
             log.warning("refused %s: no user has its token", address, extra=logs.event("refused-login"))
         if grant is None or not usable:
             raise HTTPProblem(403, "this token cannot sign in; copy it again, or contact the administrator")
@@ -446,15 +447,21 @@ class SessionSecret:
         self._state = state
         try:
             self.keys = _read_secrets(self._path)
-            self._merge(_read_ended(self._ended_path))
+            self.merge(_read_ended(self._ended_path), time.time())
         except (CallerError, OSError) as error:
             text = "not reloaded, the previous session secret stays in use: %s"
             log.error(text, error, extra=logs.event("reload-refused"))
         return True
 
-    def _merge(self, found: Mapping[str, int]) -> None:
+    def merge(self, found: Mapping[str, int], now: float) -> None:
+        """Add ended sessions. Times of a clock that was ahead become those of now: else a user of whom all sessions
+        were ended then could not sign in until that time."""
+        latest = int(now) + SESSION_LIFETIME
+        most = latest + CLOCK_TOLERANCE
+        self.ended = {name: until if until <= most else latest for name, until in self.ended.items()}
         for name, until in found.items():
-            self.ended[name] = max(until, self.ended.get(name, 0))
+            known = self.ended.get(name, 0)
+            self.ended[name] = max(until, known) if until <= most else known or latest
 
     def all_ended_at(self, user: str) -> int:
         """Until when sessions of a user began that were all ended."""
@@ -463,7 +470,7 @@ class SessionSecret:
     def end(self, name: str, until: int, now: float) -> None:
         """Record that a user signed out of a session."""
         self.ended = {one: end for one, end in self.ended.items() if end > now}
-        self._merge({name: until})
+        self.merge({name: until}, now)
         if self._ended_path is None:
             return
         folder = self._ended_path.parent
@@ -471,7 +478,7 @@ class SessionSecret:
             lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX)  # other gateways write it, too
-                self._merge({one: end for one, end in _read_ended(self._ended_path).items() if end > now})
+                self.merge({one: end for one, end in _read_ended(self._ended_path).items() if end > now}, now)
                 lines = "".join(f"{one} {end}\n" for one, end in self.ended.items())
                 _write_file(folder, lines).replace(self._ended_path)
                 os.fsync(lock)
@@ -619,6 +626,7 @@ class Sessions:
 
     def sweep(self, now: float) -> None:
         """End sessions that have expired, were ended at another gateway, or were signed with a revoked secret."""
+        self._secret.merge({}, now)
         for name, (grant, key) in list(self._grants.items()):
             if self._is_over(name, grant, now) or key not in self._secret.keys:
                 del self._grants[name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,25 @@ def test_all_sessions_of_a_user_end_at_all_gateways(tmp_path: Path) -> None:
     assert here.find(at_once, 21.0) is None, "a clock that is set back undoes nothing"
     there.end_all("bob", SESSION_LIFETIME + 100)
     assert len(path.with_name("secret.ended").read_text().splitlines()) == 1, "what is over anyway is forgotten"
+
+
+def test_sessions_that_ended_while_the_clock_was_ahead_end_no_later_ones(tmp_path: Path) -> None:
+    """At no gateway, and after no restart."""
+    path, now = tmp_path / "secret", time.time()
+    one, other = SessionSecret(path), SessionSecret(path)
+    here, there = Sessions(one), Sessions(other)
+    before = here.begin("ann", "proof", now)
+    here.end_all("ann", now + 30 * 365 * 86_400)
+    assert other.refresh()
+    for sessions in (here, there, Sessions(SessionSecret(path))):
+        sessions.sweep(now + 1)
+        assert sessions.find(before, now + 2) is None
+        cookie = sessions.begin("ann", "proof", now + 2)
+        assert sessions.find(cookie, now + 3)
+        sessions.end(sessions.begin("bob", "proof", now + 3), now + 4)
+        assert sessions.find(cookie, now + 4)
+    lines = path.with_name("secret.ended").read_text().splitlines()
+    assert all(int(line.split()[1]) < now + 2 * SESSION_LIFETIME for line in lines)
 
 
 def test_two_secrets_are_valid_while_one_is_changed(tmp_path: Path) -> None:
