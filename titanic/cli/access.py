@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
@@ -10,8 +9,7 @@ import re
 import shutil
 import sys
 import tomllib
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ from titanic.cli.options import FILE, command, json_flag, option
 from titanic.cli.printing import print_done, print_json, print_table
 from titanic.cli.running import EXIT_FAILED, EXIT_USAGE, is_about_missing
 from titanic.protocol.permissions import MEANINGS
+from titanic.util.files import locked
 from titanic.util.text import counted, printable
 
 ACTIONS = tuple(permission.value for permission in MEANINGS)
@@ -148,7 +147,7 @@ def enable(settings: Path, path: Path, as_json: bool) -> None:
     Example:
       titanic access enable /etc/titanic/titanic.toml --access /etc/titanic/access.toml
     """
-    click.get_current_context().with_resource(_locked(settings))
+    click.get_current_context().with_resource(locked(settings.resolve().parent))
     AccessFile(path)
     try:
         text = before = TomlFile(settings).text
@@ -275,7 +274,7 @@ def add(user: str, lines: tuple[str, ...], with_token: bool, path: Path, as_json
       titanic access add crm 'submit = ["mail.*"]' 'read = "own"' --access /etc/titanic/access.toml
       titanic access add bob 'metrics = true' --token --access /etc/titanic/access.toml
     """
-    click.get_current_context().with_resource(_locked(path))
+    click.get_current_context().with_resource(locked(path.resolve().parent))
     text = AccessFile(path, needs_users=False).text if path.exists() else ""
     if user in tomllib.loads(text).get("users", {}):
         raise click.ClickException(
@@ -375,22 +374,9 @@ def revoke(user: str, path: Path, as_json: bool) -> None:
     )
 
 
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Let one command at a time change a file: another one would write what it read before."""
-    folder = os.open(path.resolve().parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        with suppress(OSError):  # not every file system has locks
-            fcntl.flock(folder, fcntl.LOCK_EX)
-        yield
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
 def _with_user(path: Path, user: str) -> tuple[str, dict[str, Any]]:
     """The text and the tables of an access file that has a user, which only this command changes."""
-    click.get_current_context().with_resource(_locked(path))
+    click.get_current_context().with_resource(locked(path.resolve().parent))
     file = AccessFile(path)
     if user not in file.users:
         raise click.ClickException(f"{path} has no user {user}; it has {', '.join(file.users)}")
@@ -434,13 +420,15 @@ def _change(path: Path, parts: list[tuple[tuple[str, ...], str, str]], document:
     _replace(path, text, is_access=True)
 
 
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
 def _replace(path: Path, text: str, *, is_access: bool = False) -> None:
     """Replace a file, keeping its owner, permissions and line ends; an access file only if it has no fault."""
     target = path.resolve()  # servers may read what a link leads to
     draft, is_crlf = target.with_name(f".{target.name}.new"), target.exists() and b"\r\n" in target.read_bytes()
-    draft.unlink(missing_ok=True)  # of a command that was killed
     try:
-        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640), "wb") as file:
+        with os.fdopen(os.open(draft, _NEW, 0o640), "wb") as file:
             if target.exists():
                 os.chown(draft, target.stat().st_uid, target.stat().st_gid)
                 shutil.copystat(target, draft)

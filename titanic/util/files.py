@@ -6,7 +6,8 @@ import contextlib
 import fcntl
 import os
 import resource
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from titanic.errors import CallerError
@@ -53,6 +54,19 @@ def sync_data(descriptor: int) -> None:
         fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
     else:
         getattr(os, "fdatasync", os.fsync)(descriptor)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Let one process at a time change the files of a folder. Names that were changed are on disk at the end."""
+    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with suppress(OSError):  # not every file system has locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+        os.fsync(file)
+    finally:
+        os.close(file)
 
 
 IN_MEMORY = ("tmpfs", "ramfs")

@@ -8,7 +8,6 @@ ends, so do they: an event stream would last for hours.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import hmac
 import ipaddress
 import logging
@@ -36,7 +35,7 @@ from titanic.aio import Client
 from titanic.errors import CallerError
 from titanic.facts.audit import Audit
 from titanic.util.clock import elapsed
-from titanic.util.files import state_of
+from titanic.util.files import locked, state_of
 from titanic.util.text import counted, quoted
 from titanic.web.auth.clients import ANYBODY
 from titanic.web.problems import HTTPProblem
@@ -475,15 +474,10 @@ class SessionSecret:
             return
         folder = self._ended_path.parent
         try:
-            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX)  # other gateways write it, too
+            with locked(folder):  # other gateways write it, too
                 self.merge({one: end for one, end in _read_ended(self._ended_path).items() if end > now}, now)
                 lines = "".join(f"{one} {end}\n" for one, end in self.ended.items())
                 _write_file(folder, lines).replace(self._ended_path)
-                os.fsync(lock)
-            finally:
-                os.close(lock)
         except OSError as error:
             text = "sign-out not recorded in %s: %s; the session stays valid at other gateways, and after a restart"
             log.error(text, self._ended_path, error.strerror, extra=logs.event("log-out-not-kept"))
