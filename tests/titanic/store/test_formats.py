@@ -29,6 +29,8 @@ from titanic.store.lmdb.tools import check, restore
 from titanic.store.postgres import rows
 from titanic.store.postgres import schema as postgres_schema
 from titanic.store.postgres.schema import FORMAT as POSTGRES_FORMAT
+from titanic.store.postgres.store import PostgresStore
+from titanic.store.postgres.tools import check as check_tables
 from titanic.store.request import (
     CLOSED_FORMAT,
     CLOSED_LAYOUT,
@@ -91,6 +93,8 @@ def test_packed_tables_are_opened_and_have_all_of_it(tmp_path: Path, url: str, n
     unpack_tables(url, f"format-{number}")
     assert difference(expected, contents(url)) == []
     there = sql(url, _CATALOG)
+    with PostgresStore.open(url) as store:
+        assert check_tables(store) == []
     with open_store(url) as store, store.write() as txn:
         (uuid,) = accept_all(txn, [NewRequest(b"x", [b"body"])], NOW)
         assert txn.request(uuid).body == [b"body"]

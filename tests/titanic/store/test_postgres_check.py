@@ -9,11 +9,13 @@ import psycopg
 import pytest
 from support.postgres import needs_postgres, shared_server
 from support.postgres_mirror import mirror
+from support.store_facts import accept_all
 from support.store_lives import live
 
+from titanic.store import NewRequest
 from titanic.store.memory import MemoryStore
 from titanic.store.postgres.store import PostgresStore
-from titanic.store.postgres.tools import USAGE, check, check_all
+from titanic.store.postgres.tools import USAGE, check, check_all, repair
 from titanic.store.postgres.transaction import REQUEST_SIZE
 
 pytestmark = needs_postgres
@@ -88,3 +90,17 @@ def test_many_of_a_kind(database: str) -> None:
     lines = found(database, "DELETE FROM titanic.ready", 2)
     assert sum("it is in no queue" in line for line in lines) == 2
     assert "request: there are more of this kind" in lines
+
+
+def test_a_repair_corrects_loads() -> None:
+    """Those of services, of users, and of those that are gone; by how much they are wrong."""
+    url = shared_server().url(shared_server().new_store())
+    with PostgresStore.open(url) as store:
+        with store.write() as transaction:
+            accept_all(transaction, [NewRequest(b"a", [b"x"], owner=b"eve")] * 3, 1)
+        with psycopg.connect(url) as connection:
+            connection.execute("UPDATE titanic.load SET bytes = bytes - 5, waiting = waiting + 2")
+            connection.execute("INSERT INTO titanic.load VALUES ('s', 'gone', 3, 1, 7, 1)")
+        assert [problem.repair for problem in check(store)] == ["it is corrected"] * 3
+        repair(store)
+        assert check(store) == []

@@ -24,7 +24,7 @@ from titanic.store.postgres.rows import (
     RequestRow,
     listed,
 )
-from titanic.store.postgres.transaction import RequestSnapshot, Row, Statement, by_key
+from titanic.store.postgres.transaction import REQUEST_SIZE, RequestSnapshot, Row, Statement, by_key
 from titanic.store.request import KEY_SIZE, LASTING, key_size
 from titanic.store.states import State
 from titanic.util.ids import SIZE
@@ -159,9 +159,37 @@ SELECT kind, name, shard, sum(waiting)::bigint, sum(bytes)::bigint, sum(ready)::
 FROM ({}) AS one (kind, name, shard, waiting, bytes, ready) GROUP BY 1, 2, 3"""
 
 _COUNT_LOADS = """
-INSERT INTO load AS l (kind, name, shard, waiting, bytes, ready) {}
+INSERT INTO titanic.load AS l (kind, name, shard, waiting, bytes, ready) {}
 ON CONFLICT (kind, name, shard) DO UPDATE
 SET waiting = l.waiting + excluded.waiting, bytes = l.bytes + excluded.bytes, ready = l.ready + excluded.ready"""
+
+REPLY_SIZE = "(32 + octet_length(p.reason) + 4 * p.frames_count + p.frames_bytes)"
+
+LOADS = f"""
+    SELECT 's'::"char" AS kind, r.service AS name, count(*) AS waiting, sum({REQUEST_SIZE}) AS bytes,
+        count(q.uuid) AS ready
+    FROM titanic.request r LEFT JOIN titanic.reply p ON p.uuid = r.uuid LEFT JOIN titanic.ready q ON q.uuid = r.uuid
+    WHERE p.uuid IS NULL GROUP BY r.service
+    UNION ALL
+    SELECT 'o', owner, sum(waiting), sum(bytes), 0 FROM (
+        SELECT r.owner, count(*) FILTER (WHERE p.uuid IS NULL) AS waiting, sum({REQUEST_SIZE})
+            + coalesce(sum({REPLY_SIZE}), 0) AS bytes
+        FROM titanic.request r LEFT JOIN titanic.reply p ON p.uuid = r.uuid WHERE r.owner <> '' GROUP BY r.owner
+        UNION ALL
+        SELECT owner, 0, sum(2 + octet_length(owner) + octet_length(key) + 16 + {SIZE} * cardinality(uuids))
+        FROM titanic.key WHERE owner <> '' GROUP BY owner
+        UNION ALL
+        SELECT owner, 0, sum(cost) FROM titanic.closed, titanic.meta
+        WHERE owner <> '' AND registered AND seq > archived_upto AND seq >= closed_first GROUP BY owner
+    ) owned GROUP BY owner"""
+"""What loads must say, counted from what is there."""
+
+RECOUNT = _COUNT_LOADS.format(f"""
+SELECT kind, name, 0, sum(waiting)::bigint, sum(bytes)::bigint, sum(ready)::bigint FROM (
+    {LOADS}
+    UNION ALL SELECT kind, name, -waiting, -bytes, -ready FROM titanic.load
+) AS one GROUP BY 1, 2 HAVING (sum(waiting), sum(bytes), sum(ready)) <> (0, 0, 0)""")
+"""Correct them by how much they differ: nodes go on counting."""
 
 _COUNT_WAITING = _COUNT_LOADS.format("""
 SELECT 'o'::"char", owner, %s, 0, (%s::bigint * sum(cost))::bigint, 0 FROM closed

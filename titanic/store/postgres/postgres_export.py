@@ -32,13 +32,14 @@ from titanic.store.moving import (
     Totals,
     life_of,
 )
+from titanic.store.postgres.changes import LOADS
 from titanic.store.postgres.closed import READ_COLUMNS, decoded
 from titanic.store.postgres.database_session import Unsafe, advice, connect, parse, place_of, reason_of, translate
 from titanic.store.postgres.partitions import AHEAD, PARTITION, make_partition
 from titanic.store.postgres.queries import expect_frames
 from titanic.store.postgres.rows import CLOSED, CLOSED_COLUMNS, REQUEST_COLUMNS, binary_types, divide, listed
 from titanic.store.postgres.schema import META, TABLES, UNFINISHED, prepare
-from titanic.store.postgres.tools import LOADS, USAGE, check_all
+from titanic.store.postgres.tools import USAGE, check_all
 from titanic.store.postgres.transaction import REQUEST_SIZE, Row
 from titanic.store.records import ArchiveState, Archivist, Outcome
 from titanic.store.request import ClosedRequest, StoredRequest, lasting_texts, lasting_values, values_of
@@ -282,7 +283,7 @@ _COLUMNS = {
 }
 _COUNT_LOADS = f"""
     INSERT INTO titanic.load (kind, name, shard, waiting, bytes, ready)
-    SELECT kind, name, 0, waiting, bytes, ready FROM ({LOADS.format(size=REQUEST_SIZE)}) one"""
+    SELECT kind, name, 0, waiting, bytes, ready FROM ({LOADS}) one"""
 _COUNT_USAGE = f"""
     INSERT INTO titanic.usage (shard, requests, waiting, delayed, replies, used)
     SELECT 0, one['requests']::bigint, one['waiting']::bigint, one['delayed']::bigint, one['replies']::bigint,

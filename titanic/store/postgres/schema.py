@@ -19,6 +19,7 @@ from typing import NamedTuple
 from psycopg import Connection
 
 from titanic.errors import NotAStore, StoreTooNew, StoreTooOld
+from titanic.store.postgres.changes import RECOUNT
 from titanic.store.postgres.partitions import make_partitions
 from titanic.store.postgres.rows import CLOSED_COLUMNS, REQUEST_COLUMNS, declared
 from titanic.store.records import DEFAULT_CAPACITY
@@ -348,6 +349,8 @@ def _upgrade(connection: Connection, place: str) -> None:
         connection.execute(text, prepare=False)
         statement = "UPDATE titanic.meta SET store_format = %s, oldest = greatest(oldest, %s)"
         connection.execute(statement, [format_ + 1, oldest])
+    if found[0] < 2:
+        connection.execute(RECOUNT)  # it may be without closed requests that wait for the archive
     refuse_later(*found, place)
 
 

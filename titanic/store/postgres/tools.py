@@ -1,4 +1,4 @@
-"""What the counters must say, counted from what is there. `{size}` is the bytes of a request `r`.
+"""What the counters of the store must say, counted from what is there. `{size}` is the bytes of a request `r`.
 
 The check of the store: all facts that two tables both contain, and every frame.
 
@@ -12,33 +12,15 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from titanic.store.moving import Progress
+from titanic.store.postgres.changes import LOADS, RECOUNT, REPLY_SIZE
 from titanic.store.postgres.rows import KEY, REPLY, REQUEST
 from titanic.store.postgres.store import PostgresStore
 from titanic.store.postgres.transaction import REQUEST_SIZE, Row
 from titanic.util.ids import SIZE
 
-_REPLY_SIZE = "(32 + octet_length(p.reason) + 4 * p.frames_count + p.frames_bytes)"
-
-LOADS = f"""
-    SELECT 's'::"char" AS kind, r.service AS name, count(*) AS waiting, sum({{size}}) AS bytes, count(q.uuid) AS ready
-    FROM titanic.request r LEFT JOIN titanic.reply p ON p.uuid = r.uuid LEFT JOIN titanic.ready q ON q.uuid = r.uuid
-    WHERE p.uuid IS NULL GROUP BY r.service
-    UNION ALL
-    SELECT 'o', owner, sum(waiting), sum(bytes), 0 FROM (
-        SELECT r.owner, count(*) FILTER (WHERE p.uuid IS NULL) AS waiting, sum({{size}})
-            + coalesce(sum({_REPLY_SIZE}), 0) AS bytes
-        FROM titanic.request r LEFT JOIN titanic.reply p ON p.uuid = r.uuid WHERE r.owner <> '' GROUP BY r.owner
-        UNION ALL
-        SELECT owner, 0, sum(2 + octet_length(owner) + octet_length(key) + 16 + {SIZE} * cardinality(uuids))
-        FROM titanic.key WHERE owner <> '' GROUP BY owner
-        UNION ALL
-        SELECT owner, 0, sum(cost) FROM titanic.closed, titanic.meta
-        WHERE owner <> '' AND registered AND seq > archived_upto AND seq >= closed_first GROUP BY owner
-    ) owned GROUP BY owner"""
-
 _USED = f"""
     (SELECT coalesce(sum({{size}} + {REQUEST}), 0) FROM titanic.request r)
-    + (SELECT coalesce(sum({_REPLY_SIZE} + {REPLY}), 0) FROM titanic.reply p)
+    + (SELECT coalesce(sum({REPLY_SIZE} + {REPLY}), 0) FROM titanic.reply p)
     + (SELECT coalesce(sum(cost), 0) FROM titanic.closed WHERE seq >= (SELECT closed_first FROM titanic.meta))
     + (SELECT coalesce(sum({KEY} + {SIZE} * cardinality(uuids)), 0) FROM titanic.key)"""
 
@@ -191,12 +173,13 @@ _CHECKS = (
             'it counts ' || coalesce(counted.waiting, 0) || ' requests of ' || coalesce(counted.bytes, 0) || ' bytes, '
                 || coalesce(counted.ready, 0) || ' ready; there are ' || coalesce(found.waiting, 0) || ' of '
                 || coalesce(found.bytes, 0) || ', ' || coalesce(found.ready, 0) || ' ready'
-        FROM ({LOADS.format(size=REQUEST_SIZE)}) found FULL JOIN (
+        FROM ({LOADS}) found FULL JOIN (
             SELECT kind, name, sum(waiting) AS waiting, sum(bytes) AS bytes, sum(ready) AS ready
             FROM titanic.load GROUP BY kind, name
         ) counted ON counted.kind = found.kind AND counted.name = found.name
         WHERE (coalesce(found.waiting, 0), coalesce(found.bytes, 0), coalesce(found.ready, 0))
             <> (coalesce(counted.waiting, 0), coalesce(counted.bytes, 0), coalesce(counted.ready, 0))""",
+        "it is corrected",
     ),
     _Look(
         "usage",
@@ -222,9 +205,10 @@ def check(store: PostgresStore, progress: Progress | None = None) -> list[TableP
 
 
 def repair(store: PostgresStore) -> None:
-    """Release the claims of nodes that do not exist. Nodes may use the store meanwhile."""
+    """Release the claims of nodes that do not exist, and correct loads. Nodes may use the store meanwhile."""
     with store.pool.borrow() as connection:
         connection.execute(_RELEASE_ORPHANS)
+        connection.execute(RECOUNT)
 
 
 def check_all(
