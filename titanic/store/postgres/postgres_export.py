@@ -371,7 +371,9 @@ class PostgresImport:
         with translated(self.place), self._connection.transaction():
             self._connection.execute(f"UPDATE {UNFINISHED} SET {columns}", values)
             for name, one in head.settings.items():
-                self._connection.execute("INSERT INTO titanic.service VALUES (%s, %s, %s)", (name, *one))
+                self._connection.execute(
+                    "INSERT INTO titanic.service VALUES (%s, %s, %s)", (name, one.paused, one.on_end)
+                )
             for number in range(archive.first // PARTITION, last + 1):
                 make_partition(self._connection, number)
 
