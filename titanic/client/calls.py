@@ -168,6 +168,10 @@ PAUSE = 0.01
 """Seconds before a request is sent again that died with the server."""
 
 
+ENDING_PAUSE = 0.2
+"""Seconds before a submission is sent again that a server refused because it ends: another may begin there."""
+
+
 def tries_of(timeout: Span, retries: int | None) -> tuple[float, int]:
     """Seconds of a try, and how often to try again, as a caller says it: without `retries`, `timeout` is for all tries
     together."""
@@ -259,14 +263,18 @@ class Calls:
             try:
                 if sum(map(frame_size, body)) > LARGE:
                     await self.limits.check(self._measured(service, body))
-                return await self.wire.call(service, body, timeout, retries)
+                answer = await self.wire.call(service, body, timeout, retries)
+                is_ending = service == tsp.SUBMIT and b"".join(answer[:1]).startswith(tsp.ENDING)
+                if not is_ending or time.monotonic() >= until:
+                    return answer
+                await self.wire.sleep(ENDING_PAUSE)
             except broker.BrokerError as error:
                 if once or not server_died(error) or time.monotonic() >= until:
                     raise await self._fault(error, service, time.monotonic() - began, sent=sent) from error
                 sent = True
                 self._asked_again += 1
                 await self.wire.sleep(PAUSE)  # until it is noticed to be gone; then the broker keeps what is asked
-                timeout, retries = self._tries(until - time.monotonic())
+            timeout, retries = self._tries(until - time.monotonic())
 
     async def ask_once(self, service: bytes, *body: Body, seconds: float) -> Frames | None:
         """Ask a service that may take so many seconds for its answer; None when there is no answer."""

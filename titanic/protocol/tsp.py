@@ -43,6 +43,9 @@ PENDING = b"300"
 DRAINING = b"503 draining"
 """How the answer of a node begins that ends soon: another one of the same store takes what is asked for."""
 
+ENDING = b"500 shutting down"
+"""How the answer of a single server to a submission begins while it ends: it stores nothing more."""
+
 FOUND = b"found"
 """The frame behind the UUID of an earlier request that a unique one has found."""
 
