@@ -91,7 +91,7 @@ def register(
         old = stored.get(key)
         if old is not None and (old.service, old.when, old.tz) == (row.service, row.when, row.tz):
             row.registered_at = old.registered_at
-        if old is not None and old.tick > row.tick:  # another scheduler has submitted it
+        if old is not None and row.tick < old.tick <= now_us:  # another scheduler has submitted it
             row.tick, row.uuid = old.tick, old.uuid
         rows[key] = row
         changed.add(key)
@@ -101,7 +101,7 @@ def register(
 
 
 def _superfluous(rows: dict[bytes, RegisteredSchedule], now_us: int) -> set[bytes]:
-    gone = {key for key, row in rows.items() if row.seen_at < now_us - KEPT}
+    gone = {key for key, row in rows.items() if abs(now_us - row.seen_at) > KEPT}  # or the clock was ahead
     places: Counter[bytes] = Counter()
     ranked: list[tuple[int, bytes]] = []
     for key in sorted(rows.keys() - gone, key=lambda key: rows[key].seen_at, reverse=True):

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 from support.access_files import ALICE, BOB, AccessFiles
 from support.cli_titanic import here
 from support.postgres import needs_postgres, shared_server
@@ -165,6 +166,19 @@ def test_schedules_that_are_not_refreshed_go() -> None:
     assert names(store, KEPT) == ["a", "b"]
     registered(store, KEPT + 2, None, row("c"))
     assert names(store, KEPT) == ["b", "c"]
+
+
+def test_what_was_registered_while_the_clock_was_ahead_does_not_stay() -> None:
+    """Neither are later ticks hidden by one of then."""
+    store, ahead = MemoryStore(), 40 * KEPT
+    before = ScheduleRow(
+        name="a", service="x", when="hourly", tz="UTC", next=ahead / 1e6, tick=ahead / 1e6, uuid="0a" * 16
+    )
+    registered(store, ahead, None, before, row("b"))
+    registered(store, KEPT, None, structs.replace(before, tick=3.0, uuid="0b" * 16))
+    with store.read() as transaction:
+        (found,) = documents(transaction, None, KEPT)
+    assert (found["name"], found["last"] and found["last"]["tick"]) == ("a", 3_000_000)
 
 
 def test_a_schedule_is_late_if_its_tick_does_not_come() -> None:
