@@ -13,7 +13,7 @@ from broker import Worker
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with requests that wait, one that is done, and one that is closed."""
+    """A store with requests that wait, one that is done, one that is closed, and settings of services."""
     folder = tmp_path_factory.mktemp("migrate")
     with serving(folder) as (_, endpoint):
         at = ("--endpoint", endpoint)
@@ -23,6 +23,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 done = here("submit", "echo", body, "--wait", "20", *at)
                 assert done.out == body.encode()
         here("close", done.err.split()[0], *at)
+        here("pause", "parked", *at)
+        here("limits", "absent", "--running", "2", *at)
     return folder / "store"
 
 
@@ -56,6 +58,9 @@ def test_to_a_database_and_back(store: Path, tmp_path: Path, monkeypatch: pytest
     for one in (there, back, refused):
         assert "secret" not in one.out.decode() + one.err
     assert here("ls", "--json", "--store", tmp_path / "store").json == here("ls", "--json", "--store", store).json
+    with serving(tmp_path) as (_, endpoint):
+        assert here("limits", "absent", "--json", "--endpoint", endpoint).json["limits"]["running"] == 2
+        assert here("status", "--json", "--endpoint", endpoint).json["settings"]["parked"]["paused"]
     server.drop_database(name)
 
 
