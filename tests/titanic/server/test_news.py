@@ -387,8 +387,8 @@ def test_a_close_of_what_a_dead_node_has_is_answered_when_its_lease_is_over(
 
 def test_nodes_at_brokers_of_their_own_and_no_two_at_one(tmp_path: Path) -> None:
     with (
-        brokering(heartbeat_interval=0.5) as here,
-        brokering(heartbeat_interval=0.5) as there,
+        brokering(heartbeat_interval=0.5, liveness=60) as here,
+        brokering(heartbeat_interval=0.5, liveness=60) as there,
         cluster(tmp_path, 1, broker=here) as nodes,
     ):
         until(lambda: nodes[0].ready)
@@ -405,7 +405,7 @@ def test_nodes_at_brokers_of_their_own_and_no_two_at_one(tmp_path: Path) -> None
 def test_of_two_nodes_that_start_together_at_one_broker_one_gives_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with brokering(heartbeat_interval=0.5) as endpoint, cluster(tmp_path, 1) as nodes:
+    with brokering(heartbeat_interval=0.5, liveness=60) as endpoint, cluster(tmp_path, 1) as nodes:
         first, second = (Server(config(tmp_path, store=nodes.url, broker=endpoint)) for _ in range(2))
         register, looked = second.front.register, threading.Event()
 

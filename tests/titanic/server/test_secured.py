@@ -50,7 +50,7 @@ def integrated(folder: Path, files: AccessFiles) -> Iterator[str]:
 def brokering(files: AccessFiles) -> Iterator[str]:
     """A broker with access control, and no queue."""
     access, keys = load_access(files.path), load_secret(files.key)
-    broker = Broker(BrokerConfig(heartbeat_interval=0.5), access=access, keys=keys, rules=RULES)
+    broker = Broker(BrokerConfig(heartbeat_interval=0.5, liveness=60), access=access, keys=keys, rules=RULES)
     endpoint = broker.bind("tcp://127.0.0.1:*")
     with broker:
         yield endpoint
@@ -134,7 +134,7 @@ def test_a_queue_apart_that_may_not_be_one_is_told_what_it_needs(
 
 def test_of_a_queue_apart_that_is_refused_one_lane_asks(tmp_path: Path, files: AccessFiles) -> None:
     """Of each service; the others wait until it is let in, and have no more than that one to wait for."""
-    config, pair = BrokerConfig(heartbeat_interval=0.5), load_secret(files.key)
+    config, pair = BrokerConfig(heartbeat_interval=0.5, liveness=60), load_secret(files.key)
     broker = Broker(config, access=load_access(files.path), keys=pair, rules=RULES)
     endpoint = broker.bind("tcp://127.0.0.1:*")
 
@@ -188,7 +188,7 @@ def test_a_queue_whose_broker_has_no_access_control_any_more_serves_nobody(tmp_p
     """Or everybody could read what users have submitted, as soon as a broker is started in the wrong way."""
     here, there = f"ipc://{tmp_path}/here", f"ipc://{tmp_path}/there"
     queue, shop = user("queue", work=["titanic.*"], call=["*"]), user("shop", submit=["mail"], read="own")
-    config = BrokerConfig(heartbeat_interval=0.2)
+    config = BrokerConfig(heartbeat_interval=0.2, liveness=150)
     broker = Broker(config, access=access({}, {here: queue, there: shop}), rules=RULES)
     for endpoint in (here, there):
         broker.bind(endpoint)
@@ -235,7 +235,7 @@ def test_where_others_can_connect_it_takes_keys(tmp_path: Path, files: AccessFil
 def test_a_user_who_is_taken_away_is_not_served_any_more(tmp_path: Path, files: AccessFiles) -> None:
     with (
         serving(tmp_path, access=files.path, key=files.key) as server,
-        Client(server.endpoints[0], timeout=3, retries=0, **keys(files, "alice")) as client,
+        Client(server.endpoints[0], timeout=30, retries=0, **keys(files, "alice")) as client,
     ):
         client.submit("upper", b"x")
         files.write(BOB)
@@ -275,7 +275,9 @@ def test_who_waits_at_a_queue_apart_and_may_read_no_more_is_not_told(tmp_path: P
     it to another lane with what the user may do now."""
     alice, server_key = load_secret(files.secret("alice")), load_secret(files.key).public
     access_before, server_keys = load_access(files.path), load_secret(files.key)
-    broker = Broker(BrokerConfig(heartbeat_interval=0.5), access=access_before, keys=server_keys, rules=RULES)
+    broker = Broker(
+        BrokerConfig(heartbeat_interval=0.5, liveness=60), access=access_before, keys=server_keys, rules=RULES
+    )
     endpoint = broker.bind("tcp://127.0.0.1:*")
     with (
         broker,

@@ -162,7 +162,7 @@ def test_the_broker_comes_later(tmp_path: Path) -> None:
         raw_client(endpoint) as raw,
     ):
         raw.send(b"mmi.service", b"titanic.request")
-        broker = Broker(BrokerConfig(heartbeat_interval=0.5))
+        broker = Broker(BrokerConfig(heartbeat_interval=0.5, liveness=60))
         broker.bind(endpoint)
         with broker, Worker("echo", lambda frames: frames, endpoint, jobs=4, config=QUICK):
             use_it(client)
