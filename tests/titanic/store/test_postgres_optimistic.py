@@ -258,6 +258,30 @@ def test_what_is_relied_on_is_never_why_something_is_refused(nodes):
         assert txn.close(a, NOW)[:2] == (b"x", State.DONE)
 
 
+@pytest.mark.parametrize("action", ["retry", "close"])
+def test_what_another_node_has_retried_ended_in_another_way(nodes, action):
+    """It failed here, and succeeded there: it is not executed again, and its reply stays; counters are right."""
+    one, other = nodes
+    (a,) = claimed(one, 1, owner=b"eve")
+    assert finish(one, a, status=Status.FAILED) == [True]
+    with other.write() as txn:
+        assert txn.retry(a, NOW)
+        assert txn.finish(a, Status.DONE, [b"another reply"], **(ENDED | {"finished_at": NOW + 9}))
+
+    def act() -> None:
+        with one.write() as txn:
+            txn.optimistic()
+            txn.prefetch([a])
+            getattr(txn, action)(a, NOW)
+
+    with pytest.raises(WriteConflict):
+        act()
+    with one.write() as txn:
+        assert not txn.retry(a, NOW)
+        assert txn.reply(a).frames == [b"another reply"]
+    assert check(one) == []
+
+
 def test_what_is_due_again_was_not_where_it_was(nodes):
     one, _ = nodes
     (a,) = claimed(one, 1)

@@ -228,7 +228,11 @@ _AFTER_LOCKS = " AND (SELECT count(*) FROM locked) > 0"
 _COUNTED = " RETURNING 1"
 """At the end of what deletes rows of requests that are relied on: first they are locked."""
 
-_DELETED = ("from_ready", "from_expiring", "from_later", "from_reply", "gone")
+_END_BITS = (1 << 30) - 1
+_ENDS = f" RETURNING finished_at & {_END_BITS} AS ended"
+"""That of a reply: another node may have retried the request since, and it ended again."""
+
+_DELETED = {"from_ready": "0", "from_expiring": "0", "from_later": "0", "from_reply": "ended", "gone": "0"}
 _AS_HOPED = " + (SELECT 0 / (count(*) = %s AND sum(size) = %s)::integer FROM ({}) AS there)"
 """Fails, by a division by zero, unless all rows were there that were to be locked and deleted, and the bodies of the
 requests had these sizes: another node may have changed one."""
@@ -283,6 +287,7 @@ class Changes:
         self._not_ready: list[tuple[bytes, bytes, int]] = []
         self._not_later: list[bytes] = []
         self._not_replies: list[bytes] = []
+        self._ends = 0
         self._not_expiring: list[tuple[int, bytes]] = []
         self._gone: list[bytes] = []
         self._loads: dict[tuple[bytes, bytes], list[int]] = {}
@@ -306,6 +311,7 @@ class Changes:
             self._not_later.append(one.uuid)
         else:
             self._not_replies.append(one.uuid)
+            self._ends += one.finished_at & _END_BITS
 
     def expire_no_more(self, one: RequestSnapshot) -> None:
         """The request does not expire any more."""
@@ -427,7 +433,8 @@ class Changes:
             ("gone", _DELETE_REQUEST, self._gone),
         ):
             if uuids:
-                parts.append((name, text + after + counted))
+                found_too = _ENDS if self.relied and name == "from_reply" else counted
+                parts.append((name, text + after + found_too))
                 given.append(ids(uuids))
         if self.without_body:
             parts.append(("bodies", _DROP_BODIES + after))
@@ -465,7 +472,7 @@ class Changes:
                 self._not_replies,
                 self._gone,
             )
-            given += (len(self.relied) + sum(map(len, gone)), sum(self.relied.values()))
+            given += (len(self.relied) + sum(map(len, gone)), sum(self.relied.values()) + self._ends)
         found = [Statement(_joined(tuple(parts)), [*given, shard])]
         if self.agreement is not None:
             before, now = self.agreement
@@ -492,7 +499,7 @@ def _joined(parts: tuple[tuple[str, str], ...]) -> str:
     forgotten = _FORGOTTEN if "forgotten" in names else ""
     hoped = ""
     if "locked" in names:
-        deleted = [f"SELECT 0 FROM {name}" for name in names if name in _DELETED]
+        deleted = [f"SELECT {_DELETED[name]} FROM {name}" for name in names if name in _DELETED]
         hoped = _AS_HOPED.format(" UNION ALL ".join(["SELECT size FROM locked", *deleted]))
     counted = _COUNT_USAGE.format(forgotten, hoped)
     return f"WITH {commons} {counted}" if commons else counted
