@@ -235,7 +235,7 @@ def test_where_others_can_connect_it_takes_keys(tmp_path: Path, files: AccessFil
 def test_a_user_who_is_taken_away_is_not_served_any_more(tmp_path: Path, files: AccessFiles) -> None:
     with (
         serving(tmp_path, access=files.path, key=files.key) as server,
-        Client(server.endpoints[0], timeout=30, retries=0, **keys(files, "alice")) as client,
+        Client(server.endpoints[0], timeout=10, retries=0, **keys(files, "alice")) as client,
     ):
         client.submit("upper", b"x")
         files.write(BOB)
