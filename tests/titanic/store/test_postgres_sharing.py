@@ -203,3 +203,27 @@ def test_what_one_closes_while_another_agrees_with_the_archive_is_counted_once(n
     with one.read() as txn:
         assert closed_range(txn)[1] == 360
         assert [txn.load(owner).bytes for owner in owners] == [0, 0, 0]
+
+
+def test_bodies_that_two_delete_at_once_are_deleted_once(nodes):
+    """And one that was retried since a node found it due keeps its body."""
+    one, other = nodes
+    job = NewRequest(b"x", [b"body"], options=b'{"keep_body": 5}', owner=b"eve")
+    with one.write() as txn:
+        uuids = accept_all(txn, [job] * 60, NOW)
+        for uuid in uuids:
+            txn.finish(uuid, Status.FAILED, [], **FINISHED, reason="why")
+    with other.write() as txn:
+        assert txn.retry(uuids[0], NOW)
+
+    def delete(store):
+        count = 0
+        for _ in range(20):
+            with store.write() as txn:
+                count += txn.trim(NOW + 5_000_000, limit=7).bodies
+        return count
+
+    with ThreadPoolExecutor(2) as threads:
+        assert sum(threads.map(delete, nodes)) == 59
+    with one.read() as txn:
+        assert [txn.request(uuid).body for uuid in uuids] == [[b"body"], *[[]] * 59]
