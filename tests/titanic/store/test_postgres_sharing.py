@@ -10,6 +10,7 @@ from support.postgres import needs_postgres, shared_server
 from support.store_facts import accept_all, closed_range
 
 from titanic.store import LeaseConfig, NewRequest, NodeFacts, Place, Recall, Retention, State, Status, StatusQuery
+from titanic.store.postgres import lifecycle
 from titanic.store.postgres.store import PostgresStore
 from titanic.store.postgres.tools import check
 
@@ -227,3 +228,18 @@ def test_bodies_that_two_delete_at_once_are_deleted_once(nodes):
         assert sum(threads.map(delete, nodes)) == 59
     with one.read() as txn:
         assert [txn.request(uuid).body for uuid in uuids] == [[b"body"], *[[]] * 59]
+
+
+def test_what_is_retried_while_a_node_is_about_to_close_it_stays(nodes, monkeypatch):
+    """The node's search had begun before the retry, and locks the request after it: so it finds it."""
+    one, other = nodes
+    with one.write() as txn:
+        (uuid,) = accept_all(txn, [NewRequest(b"x", [b"body"], options=b'{"keep_failed": 5}')], NOW)
+        txn.finish(uuid, Status.FAILED, [], **FINISHED, reason="why")
+    with other.write() as txn:
+        assert txn.retry(uuid, NOW)
+    monkeypatch.setattr(lifecycle, "_KEPT", "SELECT uuid FROM request WHERE %s > 0 LIMIT %s")
+    with one.write() as txn:
+        assert txn.trim(NOW + 5_000_000).services == {}
+    with one.read() as txn:
+        assert txn.describe(uuid).state is State.WAITING

@@ -419,6 +419,9 @@ def _close_unclaimed(
     uuids = [uuid for (uuid,) in tx.fetch(text, until, limit)]
     tx.prefetch(uuids)
     for uuid in uuids:
+        one = tx.to_change(uuid)
+        if one is None or not one.has_ended:  # retried by another node after the search had begun
+            continue
         if (result := close_request(tx, uuid, now_us, unclaimed=True)) is not None:
             closed[result.service] += 1
     return len(uuids)
