@@ -73,6 +73,15 @@ class ServerConfig:
         choices=DURABILITIES,
     )
     preallocate: bool = setting(False, "Allocate the whole capacity on disk at startup.", group=KEPT)
+    keep_body: float = setting(
+        0,
+        "How long to keep the bodies of requests that have ended, after which they cannot be retried; 0: as long as the"
+        " requests. A request or its service may say otherwise.",
+        unit="s",
+        least=0,
+        group=KEPT,
+        is_live=True,
+    )
     closed_body_limit: int = setting(
         64 << 10,
         "Largest body kept with a closed request. Closed requests are kept until their space is needed.",

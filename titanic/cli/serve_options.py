@@ -141,6 +141,7 @@ queue_options = together(
     declared(OperatorSettings, "keep_replies"),
     declared(OperatorSettings, "keep_dead"),
     declared(OperatorSettings, "keep_closed"),
+    declared(ServerConfig, "keep_body"),
     declared(ServerConfig, "closed_body_limit"),
     declared(ServerConfig, "drop_unarchived"),
     declared(ServerConfig, "preallocate"),

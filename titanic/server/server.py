@@ -150,6 +150,7 @@ class Server:
             settings=self.dispatcher.settings,
             histories=HistoryWriter(store.facts_room, config.closed_body_limit),
             closed_steps=ClosedSteps(store.facts_room),
+            keep_body=config.keep_body,
             queue=queue,
         )
         self._drains = False
@@ -427,6 +428,7 @@ class Server:
         changed = [name for name in LIVE if getattr(self.config, name) != getattr(config, name)]
         acts = [system_origin().act("settings", text=f"reloaded: {', '.join(changed)}")] if changed else []
         self.config = replace(self.config, **{name: getattr(config, name) for name in LIVE})
+        self._context.keep_body = self.config.keep_body
         self.dispatcher.reconfigure(self.config)
         if self.control is not None and access is not None:
             if text := self.control.swap(access):

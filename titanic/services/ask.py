@@ -355,6 +355,9 @@ class ServiceContext:
     """Keeps the bodies that retries replace."""
     closed_steps: ClosedSteps = field(default_factory=lambda: ClosedSteps(FACTS_ROOM))
     """Remembers what flows had for steps."""
+    keep_body: float = 0.0
+    """Seconds for which bodies are kept, if neither request nor service says it; 0: as long as the request. Any thread
+    may replace it."""
     history: FactsCache = field(default_factory=FactsCache)
     """Answers about what services did, used by the reader's thread."""
     # Each of the following is counted in one thread, because += is not atomic.

@@ -39,6 +39,7 @@ Parse = Callable[[Frames, int, bytes, bytes], "ParsedSubmit"]
 
 
 _Parsed = tuple[Ask, list[NewRequest]]
+_UNLIMITED = ServiceLimits()
 """A message, and the requests in it."""
 
 
@@ -88,9 +89,11 @@ class AcceptWrite:
                 self._forbidden.append((user, fault, requests[0].service, source))
                 self._refuse(ask, "forbidden", tsp.forbidden(self._name, fault))
                 continue
-            limit = limits.get(requests[0].service)
-            if limit is not None and (limit.keep or limit.keep_failed or limit.keep_body):
-                requests = [_kept_by(limit, request) for request in requests]
+            limit = limits.get(requests[0].service, _UNLIMITED)
+            body = limit.keep_body or self._context.keep_body
+            if limit.keep or limit.keep_failed or body:
+                kept = limit.keep, limit.keep_failed, body
+                requests = [one._replace(options=with_keep(one.options, *kept)) for one in requests]
             limited = counted or (user is not None and _has_limit(user))
             (alone if limited else together).append((ask, requests))
             if forget:  # first: the requests may need their room
@@ -237,10 +240,6 @@ def _is_found(transaction: WriteTransaction, request: NewRequest, accepted: Acce
     if accepted.new or not request.key:
         return not accepted.new
     return transaction.holders([request.key], request.owner).get(request.key) != accepted.uuid
-
-
-def _kept_by(limits: ServiceLimits, request: NewRequest) -> NewRequest:
-    return request._replace(options=with_keep(request.options, limits.keep, limits.keep_failed, limits.keep_body))
 
 
 def _has_limit(user: User) -> bool:

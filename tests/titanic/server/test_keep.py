@@ -6,6 +6,7 @@ import math
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,18 @@ def test_a_body_goes_some_time_after_the_end(client: Client) -> None:
     for wrong in (0, -1, math.nan, math.inf, 1e12, "1h"):
         with pytest.raises(InvalidRequest, match="keep_body"):
             client.submit("other", "x", keep_body=wrong)
+
+
+@pytest.mark.settings(keep_body=0.001, limits={b"absent": ServiceLimits(keep_body=7)})
+@pytest.mark.usefixtures("echo")
+def test_a_server_has_a_time_for_bodies(server: Server, client: Client) -> None:
+    """Services and requests may have another one, and it may change."""
+    short, own, service = client.submit("echo", "x"), client.submit("echo", "x", keep_body=60), client.submit("absent")
+    until(lambda: not client.show(short)["body_frames"])
+    assert client.wait(short, timeout=60) == [b"x"]
+    assert [client.show(uuid)["options"]["keep_body"] for uuid in (short, own, service)] == [0.001, 60, 7]
+    server.reload(replace(server.config, keep_body=0.0))
+    assert client.show(client.submit("echo", "x"))["options"] == {}
 
 
 @pytest.mark.settings(limits={b"echo": ServiceLimits(keep=AT_ONCE), b"other": ServiceLimits(keep=60, keep_failed=5)})
