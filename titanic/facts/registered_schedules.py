@@ -39,7 +39,7 @@ LATE = 120_000_000
 
 
 class RegisteredSchedule(Struct, array_like=True):
-    """A row. Times are in µs since 1970; `tick` and `uuid` are those of the last tick, 0 and empty if none is known."""
+    """A row. Times are in µs since 1970; `tick` and `uuid` are those of the last run, 0 and empty if none is known."""
 
     service: str
     when: str

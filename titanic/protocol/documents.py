@@ -382,8 +382,8 @@ class RedriveInfo(TypedDict):
 
 
 class ScheduleReport(TypedDict):
-    """A schedule as its scheduler reports it: its expression or interval, its next tick and its last one with the UUID,
-    in seconds since 1970."""
+    """A schedule as its scheduler reports it: its expression or interval, its next tick and its last one, or a later
+    run that was asked for, with the UUID, in seconds since 1970."""
 
     name: str
     service: str
@@ -395,7 +395,7 @@ class ScheduleReport(TypedDict):
 
 
 class TickInfo(TypedDict):
-    """A tick and its request; `state` is `closed` if that is gone."""
+    """A tick, or a run that was asked for, and its request; `state` is `closed` if that is gone."""
 
     tick: int
     uuid: str

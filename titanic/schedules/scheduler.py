@@ -316,6 +316,7 @@ class Scheduler:
         keys = [paused_key(name) for name in names[: len(due)]] + [_asked_key(name) for name in names[len(due) :]]
         marks = _unended(self._client, keys[:MOST_UUIDS]) if keys else {}
         done: list[Submitted] = []
+        asked_for: dict[str, tuple[int, str]] = {}
         for core, plan in plans.items():
             with self._blaming(core):
                 if plan.ticks and paused_key(core.schedule.name) not in marks:
@@ -325,12 +326,13 @@ class Scheduler:
                 if (mark := marks.get(_asked_key(core.schedule.name))) is not None:
                     uuid = submit_now(self._client, core.schedule, mark)
                     log.info("%s: run now is request %s", core.schedule.name, uuid)
+                    asked_for[core.schedule.name] = int(now), uuid
                     with contextlib.suppress(Forbidden):  # it expires
                         self._client.close(mark)
         for core in self._cores:
             self._complain(core.schedule.name, self._failed.get(core.schedule.name))
-        self._last.update({schedule.name: (tick, uuid) for schedule, tick, uuid in done})
-        self._unreported = self._unreported or bool(done)
+        self._last.update({schedule.name: (tick, uuid) for schedule, tick, uuid in done} | asked_for)
+        self._unreported = self._unreported or bool(done or asked_for)
         self._register(now)
         first = next(iter(self._failed.values()), None)
         return Round(done, self._until_next(now, asked) if first is None else AGAIN, first)

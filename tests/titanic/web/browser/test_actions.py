@@ -11,6 +11,7 @@ from support.lived import Lived
 from support.serving import serving
 
 from titanic import Client
+from titanic.protocol.documents import ScheduleReport
 from titanic.schedules import Schedule, Scheduler
 from titanic.schedules.scheduler import submit_tick
 from titanic.web.serving import WebServer
@@ -32,13 +33,22 @@ def test_a_service_is_paused_and_resumed(window: Window, client: Client) -> None
 
 
 def test_a_schedule_is_run_now(window: Window, client: Client) -> None:
-    tick = submit_tick(client, Schedule("nightly", "backup", every=3600), 1_795_000_000 // 3600 * 3600)
+    hourly, at = Schedule("nightly", "backup", every=3600), 1_795_000_000 // 3600 * 3600
+    tick = submit_tick(client, hourly, at)
+    row: ScheduleReport = {
+        "name": "nightly",
+        "service": "backup",
+        "when": "every 3600 s",
+        "tz": "UTC",
+        "next": at + 3600,
+    }
+    client.register_schedules([{**row, "tick": at, "uuid": tick}])
     page = window.page("/schedules")
     page.get_by_role("button", name="Run now").click()
     see(page, "backup")
-    (row,) = [row for row in client.list(service="backup")[0] if row["uuid"] != tick]
-    assert row["key"].startswith("cron:nightly:run:")
-    assert page.url.endswith(row["uuid"])
+    (run,) = [one for one in client.list(service="backup")[0] if one["uuid"] != tick]
+    assert run["key"].startswith("cron:nightly:run:")
+    assert page.url.endswith(run["uuid"])
 
 
 def test_a_registered_schedule_is_run_now(window: Window, client: Client) -> None:
