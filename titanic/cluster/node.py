@@ -169,7 +169,9 @@ class ClaimingNode:
         """Apply other settings."""
         self.config = config
         bounds = {name: Bound(limits.running, limits.rate) for name, limits in config.limits.items()}
-        self.claims.bounds = {name: bound for name, bound in bounds.items() if any(bound)}
+        before, now = self.claims.bounds, {name: bound for name, bound in bounds.items() if any(bound)}
+        self.claims.bounds = now
+        self.claims.arrived({name for name, _ in before.items() ^ now.items()})
 
     # -- the lease -------------------------------------------------------------------------------------------
 

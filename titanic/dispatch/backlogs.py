@@ -83,6 +83,12 @@ class Rates:
         """When the next one may begin; 0: none has begun yet."""
         return self._next_at.get(name, 0.0)
 
+    def change(self, name: bytes, before: float, rate: float) -> None:
+        """The rate is another one; 0: there is none. It counts from when the last one began."""
+        next_at = self._next_at.pop(name, 0.0)
+        if next_at and before and rate:
+            self._next_at[name] = next_at - 1 / before + 1 / rate
+
     def began(self, name: bytes, rate: float, now: float) -> None:
         """One of them begins."""
         self._next_at[name] = max(self._next_at.get(name, 0.0), now - SPREAD) + 1 / rate
@@ -244,6 +250,9 @@ class Backlogs(dict[bytes, Backlog]):
         before, self.config = self.config.limits, config
         names = before.keys() | config.limits.keys()
         changed = {name for name in names if before.get(name) != config.limits.get(name)}
+        for name in changed:
+            old, new = before.get(name), config.limits.get(name)
+            self.rates.change(name, old.rate if old else 0.0, new.rate if new else 0.0)
         for name in changed & self.keys():
             backlog = self[name]
             self.timers.set(("rate", name), 0.0)  # the next check applies the new rate

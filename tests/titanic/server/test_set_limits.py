@@ -277,3 +277,14 @@ def test_a_pause_and_limits_are_apart(tmp_path: Path) -> None:
         assert row_of(client)["limits"]["running"] == 3
         client.set_limits("mail", running=None)
         assert "settings" not in client.stats()
+
+
+def test_a_higher_rate_applies_at_once_whatever_the_lower_one_held_back(store: Path | str) -> None:
+    with at_work(store) as server, Client(server.endpoints[0], timeout=60) as client, ExitStack() as stack:
+        held = Held(server, stack)
+        client.set_limits("mail", rate=0.1 / 3600)
+        uuids = client.submit_many("mail", [b"%d" % n for n in range(3)])
+        until(lambda: len(held.now) == 1)
+        until(lambda: client.show(uuids[-1], why=True)["why"]["kind"] == "rate")
+        client.set_limits("mail", rate=100)
+        until(lambda: len(held.now) == 3)

@@ -130,8 +130,10 @@ SPREAD = 0.1
 """Seconds of its rate that a service may catch up at once."""
 
 _NOW = "extract(epoch FROM now())::float8"
-_FROM = f"least(greatest(coalesce(r.next_at, 0), {_NOW} - {SPREAD}), {_NOW} + 1 / w.rate)"
-"""No later than that: the clock of the next primary may be behind."""
+_FROM = f"""CASE WHEN r.next_at > {_NOW} + 1 / w.rate + 1 THEN {_NOW}
+ELSE greatest(coalesce(r.next_at, 0), {_NOW} - {SPREAD}) END"""
+"""A time that this rate cannot have set counts as over: the rate was lower, or the clock of the last primary was ahead.
+The second is for a transaction that began before that of the claim that set it."""
 
 _ALLOWED = f"""
 SELECT ({_NOW} - {_FROM}) * w.rate FROM unnest(%s::bytea[], %s::float8[]) WITH ORDINALITY AS w (service, rate, place)
