@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import click
+from click.core import ParameterSource
 
 import broker
 from titanic.cli.connect import connect, connect_to_read
@@ -182,16 +183,20 @@ def resume(service: str, as_json: bool, reach: EndpointReach) -> None:
         say(f"{service} is not paused")
 
 
-def _read_limit(context: click.Context, parameter: click.Parameter, text: str | None) -> float | None:
-    """The callback of an option that is a limit."""
+def _typed(context: click.Context, parameter: click.Parameter, text: Any) -> Any:
+    """The callback of an option that changes limits: only where it is typed. A variable or a file, which other commands
+    read, too, turns no question into a change."""
+    name = str(parameter.name)
+    if context.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
+        return None
     try:
-        return None if text is None else READ_LIMIT[str(parameter.name)](text)
+        return READ_LIMIT[name](text) if name in READ_LIMIT else text
     except ValueError as error:
         raise click.BadParameter(str(error), context, parameter) from None
 
 
 def _limit(name: str, metavar: str, help: str) -> Decorator:
-    return option(f"--{name}", callback=_read_limit, metavar=metavar, default=None, help=help)
+    return option(f"--{name}", callback=_typed, metavar=metavar, default=None, help=help)
 
 
 @command()
@@ -202,14 +207,15 @@ def _limit(name: str, metavar: str, help: str) -> Decorator:
     _limit("waiting", "N", "Unfinished requests; further ones are refused."),
     _limit("bytes", "SIZE", "Bytes of their bodies; further requests are refused."),
 )
-@option("--reset", is_flag=True, help="Remove all other limits that were set.")
+@option("--reset", callback=_typed, is_flag=True, help="Remove all other limits that were set.")
 @json_flag
 @endpoint
-def limits(service: str, reset: bool, as_json: bool, reach: EndpointReach, **given: float | None) -> None:
+def limits(service: str, reset: bool | None, as_json: bool, reach: EndpointReach, **given: float | None) -> None:
     """Show the limits of a service, or set them while servers run.
 
     A limit that is set replaces the one of --service-limit of titanic serve, for all servers that share the store. It
-    survives restarts, and applies until it is reset. A lower limit stops no running request.
+    survives restarts, and applies until it is reset. A lower limit stops no running request. TITANIC_ variables and
+    files set none.
 
     With access control, setting requires admin = true, and showing metrics = true. --json prints {limits: {waiting,
     bytes, running, rate}, and if any is set limits_set: {waiting, bytes, running, rate (null: not set), configured:

@@ -67,7 +67,7 @@ def test_a_paused_service(at: tuple[str, str]) -> None:
     here("close", uuid, *at)
 
 
-def test_limits_of_a_service(at: tuple[str, str]) -> None:
+def test_limits_of_a_service(at: tuple[str, str], tmp_path: Path) -> None:
     assert here("limits", "bounded", *at).line == "bounded has no limits"
     lines = (
         here("limits", "bounded", "--running", "4", "--rate", "30/m", "--bytes", "1MiB", *at).out.decode().splitlines()
@@ -84,6 +84,11 @@ def test_limits_of_a_service(at: tuple[str, str]) -> None:
     assert here("services", "--json", *at).json["services"]["bounded"]["limits"] == limits
     assert here("limits", "bounded", "--reset", *at).line == "bounded has no limits"
     assert here("limits", "bounded", "--json", *at).json == {}
+    elsewhere = {"TITANIC_RATE": "50/s", "TITANIC_RESET": "1"}  # as for `titanic requeue`
+    assert here("limits", "bounded", *at, **elsewhere).line == "bounded has no limits"
+    (tmp_path / "titanic.toml").write_text('rate = "50/s"\n')
+    in_file = here("limits", "bounded", *at, TITANIC_CONFIG=str(tmp_path / "titanic.toml"))
+    assert in_file.line == "bounded has no limits"
 
 
 @pytest.mark.parametrize("wrong", [("--running", "0"), ("--rate", "10"), ("--bytes", "x"), ("--waiting", "-1")])
