@@ -15,7 +15,7 @@ from click.core import ParameterSource
 import broker
 from titanic.cli.connect import connect, connect_to_read
 from titanic.cli.endpoint import EndpointReach
-from titanic.cli.options import Decorator, command, endpoint, json_flag, option, seconds, together
+from titanic.cli.options import command, endpoint, json_flag, option, seconds, together
 from titanic.cli.printing import age, print_json, print_table, say
 from titanic.cli.running import EXIT_PENDING
 from titanic.cli.store_files import Files, open_source, source_options
@@ -195,18 +195,17 @@ def _typed(context: click.Context, parameter: click.Parameter, text: Any) -> Any
         raise click.BadParameter(str(error), context, parameter) from None
 
 
-def _limit(name: str, metavar: str, help: str) -> Decorator:
-    return option(f"--{name}", callback=_typed, metavar=metavar, default=None, help=help)
+LIMITS = (
+    ("running", "N", "Requests that run at the same time."),
+    ("rate", "N", "Attempts that begin, evenly spread, as in 10/s, 600/m or 5/h."),
+    ("waiting", "N", "Unfinished requests; further ones are refused."),
+    ("bytes", "SIZE", "Bytes of their bodies; further requests are refused."),
+)
 
 
 @command()
 @click.argument("service")
-@together(
-    _limit("running", "N", "Requests that run at the same time."),
-    _limit("rate", "N", "Attempts that begin, evenly spread, as in 10/s, 600/m or 5/h."),
-    _limit("waiting", "N", "Unfinished requests; further ones are refused."),
-    _limit("bytes", "SIZE", "Bytes of their bodies; further requests are refused."),
-)
+@together(*[option(f"--{name}", callback=_typed, metavar=unit, default=None, help=text) for name, unit, text in LIMITS])
 @option("--reset", callback=_typed, is_flag=True, help="Remove all other limits that were set.")
 @json_flag
 @endpoint

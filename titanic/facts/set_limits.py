@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import cast
 
 from msgspec import MsgspecError, msgpack
 
@@ -48,11 +49,6 @@ def service_settings(transaction: ReadTransaction) -> dict[bytes, ServiceSetting
     return found
 
 
-def lock(transaction: WriteTransaction) -> None:
-    """Have other nodes wait until the end of this transaction before they read limits to change them."""
-    transaction.put_facts([(KIND, b"")])
-
-
 def change(
     transaction: WriteTransaction,
     service: bytes,
@@ -63,8 +59,9 @@ def change(
     """Set these limits of a service; 0: the configured one. `act`: when, and who. Return what is set now. Raises
     InvalidRequest when there are too many."""
     before = settings.get(service, NOTHING_SET).limits
-    limits = (before.limits if before else Limits())._replace(**changes)  # type: ignore[arg-type]
-    if limits == (before.limits if before else Limits()):
+    old = before.limits if before else Limits()
+    limits = old._replace(**changes)  # type: ignore[arg-type]
+    if limits == old:
         return before
     now = LimitOverride(limits, *act) if any(limits) else None
     if before is None and sum(one.limits is not None for one in settings.values()) >= MOST:
@@ -91,9 +88,4 @@ def described(override: LimitOverride, configured: ServiceLimits | None, *, name
 
 def values(limits: ServiceLimits | Limits) -> LimitValues:
     """Limits as JSON has them."""
-    return {
-        "waiting": limits.waiting or None,
-        "bytes": limits.bytes or None,
-        "running": limits.running or None,
-        "rate": limits.rate or None,
-    }
+    return cast(LimitValues, {name: getattr(limits, name) or None for name in Limits._fields})

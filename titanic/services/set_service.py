@@ -31,9 +31,8 @@ def apply(
     """Change the given settings. Returns the settings of all services, and the answer for this one. `act`: when, and
     who. `configured`: limits. Raises ValueError and InvalidRequest."""
     service = _name("service", options.service)
-    limits = _limits(options)
-    if limits:
-        set_limits.lock(transaction)
+    if limits := _limits(options):
+        transaction.put_facts([(set_limits.KIND, b"")])  # other nodes that change limits wait from here
     settings = set_limits.service_settings(transaction)
     before = setting = settings.get(service, NOTHING_SET)
     if options.paused is not UNSET:
