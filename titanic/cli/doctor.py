@@ -205,6 +205,8 @@ class Doctor:
         code, problems = judge(found, self._reach.timeout, None, None)
         for problem in problems:
             advice = "titanic status shows what fills it" if "full" in problem or "space" in problem else ""
+            if found.document["disk_full"] and "disk" in problem:  # other files fill it, perhaps
+                advice = "free space on it"
             self._add("server", problem, advice, ok=False)
         if not code:
             text = f"{', '.join(self._reach.endpoint)} answered in {duration(found.took)}"

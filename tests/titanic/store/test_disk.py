@@ -197,6 +197,8 @@ def test_a_full_disk_is_named_wherever_somebody_looks(disk, tmp_path):
         document = here("status", "--json", *at).json
         assert (document["disk_full"], document["accepting"]) == (True, False)
         assert b"; its disk is full\n" in here("status", *at).out
+        doctor = here("doctor", "--timeout", "60", "--store", disk.path / "store", *at)
+        assert b"problem  server: the disk of the store is full; free space on it\n" in doctor.out
         server.says("ERROR titanic: cannot write: the disk of the store is full; free space on it\n")
         disk.make_room()
         assert ask(f"{base}/readyz") == (200, "ok\n")
