@@ -196,7 +196,8 @@ class Doctor:
     def _server(self) -> None:
         with connect_to_read(self._reach, retries=0) as client:
             about = broker.about_broker(client.call("mmi.broker", "mmi.broker"))
-            for name, check in (("server", self._health), ("services", self._outcomes), ("clock", self._clock)):
+            checks = {"server": self._health, "nodes": self._nodes, "services": self._outcomes, "clock": self._clock}
+            for name, check in checks.items():
                 self._run(name, check, client)
         self._versions(str(about.get("version") or ""))
 
@@ -212,6 +213,14 @@ class Doctor:
             text = f"{', '.join(self._reach.endpoint)} answered in {duration(found.took)}"
             self._add("server", f"{text}; {found.waiting or 0} waiting, {found.document['running']} running", ok=True)
         self._services(found.document, worker_counts(client))
+
+    def _nodes(self, client: Client) -> None:
+        """Check whether a node that shares the store has ended with requests."""
+        nodes = client.nodes() or []
+        if ended := [node["name"] for node in nodes if node["lease"] is None]:
+            self._add("nodes", f"ended with requests: {', '.join(ended)}", "start them again; titanic nodes", ok=False)
+        elif nodes:
+            self._add("nodes", f"{len(nodes)} share the store", ok=True)
 
     def _services(self, stats: Any, workers: dict[str, int] | None) -> None:
         waiting = {name: count for name, count in stats["services"].items() if count}

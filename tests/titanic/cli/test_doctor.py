@@ -15,12 +15,16 @@ from support.nodes import cluster
 from support.ports import free_port
 from support.postgres import needs_postgres
 from support.serving import with_broker
+from support.store_facts import accept_all
 from support.waiting import PATIENCE, until
 
 from broker import Worker
 from titanic import Client, Failed
 from titanic.cli import doctor
 from titanic.facts import service_health
+from titanic.store import LeaseConfig, NewRequest, NodeFacts
+from titanic.store.postgres.store import PostgresStore
+from titanic.util.clock import wall_us
 
 FEW = ("--timeout", "30")
 
@@ -169,6 +173,24 @@ def test_a_store_in_a_database(tmp_path: Path) -> None:
         found = {one["check"]: one for one in here("doctor", "--json", *at).json["checks"]}
     assert all(found[name]["ok"] for name in ("store", "server", "services", "clock")), found
     assert found["store"]["text"].endswith(": 0 requests")
+    assert found["nodes"]["text"] == "1 share the store"
+
+
+@needs_postgres
+def test_a_node_that_ended_with_a_request(tmp_path: Path) -> None:
+    with cluster(tmp_path, 1) as nodes, PostgresStore.open(nodes.url) as store:
+        store.join(99, None, [], NodeFacts("dead", "v"), LeaseConfig())
+        with store.write() as txn:
+            accept_all(txn, [NewRequest(b"x", [b""])], wall_us())
+            assert txn.claim(99, {b"x": 1}, 1 << 20, {}).rows
+        store.leave([99])
+        done = here("doctor", "--json", "--endpoint", nodes[0].endpoints[0], *FEW)
+        with Client(nodes[0].endpoints[0], timeout=30) as client:
+            assert [node["claims"] for node in client.nodes() or () if node["lease"] is None] == [1]
+    found = {one["check"]: one for one in done.json["checks"]}
+    assert done.code == 1
+    assert found["nodes"]["text"] == "ended with requests: dead"
+    assert found["nodes"]["next"] == "start them again; titanic nodes"
 
 
 def test_a_separate_broker(tmp_path: Path) -> None:

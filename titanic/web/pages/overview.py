@@ -196,8 +196,8 @@ def assess(
     slow = [one for one in waiting if not one.paused and _is_slow(one, hour.get(one.name))]
     recently = f"Failing in the last {RECENTLY / 60:.0f} minutes: {{}}."
     found = {
-        "Nodes that ended with requests in flight: {}. Start them again.": [
-            ("/store", node["name"], f"{node['running']:,} running") for node in nodes if node["lease"] is None
+        "Nodes that ended with requests: {}. Start them again.": [
+            ("/store", node["name"], f"{node['claims'] or 'some'} claimed") for node in nodes if node["lease"] is None
         ],
         "No workers: {}. Start one, or find out why they left.": [_waits(one) for one in waiting if one.lacks_workers],
         "Paused with requests waiting: {}. Resume each on its page.": [_waits(one) for one in waiting if one.paused],

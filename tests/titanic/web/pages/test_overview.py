@@ -131,11 +131,11 @@ def test_problems_lead_to_their_services() -> None:
         ServiceRow("quick", waiting=5, running=3, workers=4, oldest=old),
     ]
     usual: Any = {"wait": {"p50": 0.01, "p90": 0.1, "p99": 1.0}}
-    nodes: Any = [{"name": "node-a", "lease": 9.0}, {"name": "node-b", "lease": None, "running": 2}]
+    nodes: Any = [{"name": "node-a", "lease": 9.0}, {"name": "node-b", "lease": None, "claims": 2}]
     level, problems, _ = assess(sampled(), services, {}, dict.fromkeys(("a&b", "quick"), usual), (), nodes)
     assert level == "warning"
     assert [re.sub("<[^>]*>", "", one).partition(".")[0] for one in problems] == [
-        "Nodes that ended with requests in flight: node-b (2 running)",
+        "Nodes that ended with requests: node-b (2 claimed)",
         "No workers: mail (2 waiting)",
         "Paused with requests waiting: pdf (1 waiting)",
         "Slower than usual, with all workers busy: a&amp;b (5 waiting)",
