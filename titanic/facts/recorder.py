@@ -301,17 +301,19 @@ class FactsRecorder:
     def _join(self, transaction: WriteTransaction, now_us: int) -> None:
         """Begin to count, under a new number: mark what processes lost that were killed, and correct the totals."""
         self.number = int.from_bytes(os.urandom(4)) or 1
-        if self._joined:  # another node took it for killed, and marked what it had not written
-            with self._lock:
+        with self._lock:
+            if self._joined:  # another node took it for killed, and marked what it had not written
                 self._periods, self._parts, self._totals = {}, {}, [0] * (CORRECTION + 1)
                 self._changed, self._groups, self._joined = set(), FailureGroups(), False
+            self._collect()
+            unwritten = requests_in(self._totals)
         rows: dict[bytes, bytes | None] = {LOCK: U32.pack(self.number)}
         transaction.put_facts([*rows.items()])
         others = set[bytes]()
-        doubt = bool(transaction.facts(DOUBT))
+        doubt = self._flushed_at > 0 or bool(transaction.facts(DOUBT))  # what it counted before may be lost
         for key, value in transaction.facts(OPEN):
             at, more = read_open(value)
-            if self._shared and 0 <= now_us - at < GONE:
+            if self._shared and abs(now_us - at) < GONE:  # `now_us` is of before it waited for those that joined
                 others.add(key[len(OPEN) :])
                 continue
             rows[key] = None
@@ -327,7 +329,7 @@ class FactsRecorder:
                 ended = [one + more for one, more in zip(ended, read_totals(value), strict=True)]
                 rows[key] = None
         if not others and (doubt or not found):
-            ended[CORRECTION] += transaction.counts().requests - requests_in(ended)
+            ended[CORRECTION] += transaction.counts().requests - requests_in(ended) - unwritten
             doubt = False
         rows[DOUBT] = b"\xc3" if doubt else None
         rows[TOTALS + U32.pack(0)] = msgspec.msgpack.encode(ended)

@@ -12,6 +12,7 @@ from support.ports import free_port
 from support.postgres import needs_postgres
 from support.processes import SUPPORT, Process
 from support.serving import serving
+from support.store_facts import accept_all
 from support.waiting import until
 
 from broker import RemoteError, Worker
@@ -21,6 +22,7 @@ from titanic.facts.counts import ACCEPTED, FAILED, OTHER, RUN, SIZE, SUCCEEDED, 
 from titanic.facts.groups import MAX_GROUPS, OTHER_TEXT, FailureGroups, decode_group, merged, normalize
 from titanic.facts.reading import FactsCache, facts_of, faults
 from titanic.facts.recorder import FLUSH_EVERY, HOURS, OPEN, TOTALS, AttemptEnd, FactsRecorder, Unwritten
+from titanic.store import NewRequest
 from titanic.store.lmdb.store import LmdbStore
 from titanic.store.memory import MemoryStore
 
@@ -193,6 +195,43 @@ def flush(facts: FactsRecorder, store: MemoryStore, now_us: int, *, alone: bool 
     facts.flushed(now_us, more)
 
 
+class SharedNodes:
+    def __init__(self) -> None:
+        self.store = MemoryStore()
+        self.now = self.store.now_us()
+        self.one, self.other = FactsRecorder(self.store), FactsRecorder(self.store)
+        self.one._shared = self.other._shared = True
+
+    def flush(self, facts: FactsRecorder, now_us: int) -> None:
+        flush(facts, self.store, now_us)
+
+    def accept(self, facts: FactsRecorder, count: int, now_us: int, *, flushes: bool = True) -> None:
+        """One commit, with what was counted before; what is in it counts afterwards."""
+        with self.store.write() as transaction:
+            more = facts.flush(transaction, now_us) if flushes else True
+            accept_all(transaction, [NewRequest(b"echo", [b"x"])] * count, now_us)
+        if flushes:
+            facts.flushed(now_us, more)
+        facts.count(ACCEPTED, {b"echo": count})
+
+    def end(self, now_us: int) -> None:
+        """Of both."""
+        for last in (False, True):
+            for facts in (self.other, self.one):
+                flush(facts, self.store, now_us, last=last)
+        self.expect_right()
+
+    def expect_right(self) -> None:
+        """Or corrected by the next node that has the store to itself."""
+        with self.store.read() as transaction:
+            assert faults(transaction) == []
+        for last in (False, True):
+            flush(FactsRecorder(self.store), self.store, self.now + 2 * recorder.GONE, last=last)
+        with self.store.read() as transaction:
+            assert faults(transaction) == []
+            assert not transaction.facts(recorder.DOUBT)
+
+
 class TestBounds:
     def test_three_thousand_services_become_a_thousand_and_others(self) -> None:
         store = MemoryStore()
@@ -261,6 +300,44 @@ def test_what_a_killed_node_has_not_written_is_marked_while_no_other_starts() ->
     with store.read() as transaction:
         assert facts_of(transaction, lives.unwritten(), now + FLUSH_EVERY, HOUR)["incomplete"] == []
         assert facts_of(transaction, lives.unwritten(), later, HOUR)["incomplete"] == [(now, now + 15_000_000)]
+
+
+class TestSharedTotals:
+    """Of two nodes: the requests that are stored by them are those that are there."""
+
+    @pytest.fixture
+    def nodes(self) -> SharedNodes:
+        return SharedNodes()
+
+    def test_who_waited_for_another_to_join_does_not_take_it_for_killed(self, nodes: SharedNodes) -> None:
+        """Its time is of before it waited, when the other one had not begun to join."""
+        nodes.accept(nodes.other, 5, nodes.now + 1000)
+        nodes.flush(nodes.one, nodes.now)
+        nodes.end(nodes.now + 2000)
+
+    def test_what_one_that_was_taken_for_killed_had_not_written_counts_once(self, nodes: SharedNodes) -> None:
+        nodes.accept(nodes.other, 5, nodes.now)
+        later = nodes.now + recorder.GONE
+        nodes.flush(nodes.one, later)
+        nodes.accept(nodes.other, 3, later)
+        nodes.end(later)
+
+    def test_who_was_taken_for_killed_by_one_that_has_ended_counts_once(self, nodes: SharedNodes) -> None:
+        nodes.accept(nodes.other, 5, nodes.now)
+        later = nodes.now + recorder.GONE
+        flush(nodes.one, nodes.store, later, last=True)
+        nodes.accept(nodes.other, 3, later, flushes=False)
+        nodes.flush(nodes.other, later)
+        flush(nodes.other, nodes.store, later, last=True)
+        nodes.expect_right()
+
+    def test_after_a_bug_what_is_counted_before_the_next_write_counts_once(self, nodes: SharedNodes) -> None:
+        nodes.one._shared = False
+        nodes.accept(nodes.one, 5, nodes.now)
+        nodes.one.give_up(nodes.now)
+        nodes.accept(nodes.one, 3, nodes.now, flushes=False)
+        flush(nodes.one, nodes.store, nodes.now, last=True)
+        nodes.expect_right()
 
 
 class TestClock:
