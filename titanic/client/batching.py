@@ -84,10 +84,9 @@ async def submit_many(
 
 async def accepted(calls: Calls, frames: Sequence[Body], answer: Frames) -> Frames:
     """The answer to a titanic.submit. A server of an earlier version gets it again, without what it does not know."""
-    status = b"".join(answer[:1])
-    if status.startswith(tsp.ENDING):
-        return await calls.ask(tsp.SUBMIT, *frames)
-    if not status.startswith(b"400 unknown option 'trace"):
+    if b"".join(answer[:1]).startswith(tsp.ENDING):
+        answer = await calls.ask(tsp.SUBMIT, *frames)
+    if not b"".join(answer[:1]).startswith(b"400 unknown option 'trace"):
         return answer
     options = {name: value for name, value in json.loads(frames[0]).items() if name not in ("traces", "tracestate")}
     return await calls.ask(tsp.SUBMIT, encode(options), *frames[1:])

@@ -352,6 +352,26 @@ def test_a_service_that_is_not_titanic() -> None:
         client.submit("echo", "x")
 
 
+@pytest.mark.parametrize("many", [False, True])
+def test_a_submission_that_goes_on_at_a_server_of_an_earlier_version(many: bool) -> None:
+    """It does not know an option that the one that ended knew."""
+    broker = Broker()
+    endpoint = broker.bind("tcp://127.0.0.1:*")
+    uuid, seen = b"0" * 32, list[bytes]()
+
+    def submit(frames: list[bytes]) -> list[bytes]:
+        seen.append(frames[0])
+        if len(seen) == 1:
+            return [b"500 shutting down: try again in a moment"]
+        return [b"400 unknown option 'tracestate'"] if b"tracestate" in frames[0] else [b"200", uuid]
+
+    options = {"trace": f"00-{7:032x}-{9:016x}-01", "tracestate": "a=1"}
+    with broker, Worker("titanic.submit", submit, endpoint, config=QUICK), Client(endpoint, timeout=60) as client:
+        found = client.submit_many("x", ["y"], **options) if many else [client.submit("x", "y", **options)]
+    assert found == [uuid.decode()]
+    assert b"trace" in seen[2]
+
+
 def test_nobody_answers() -> None:
     endpoint = free_endpoint()
     fact = rf"^no answer from {endpoint}; waited \d\S* m?s, connection refused at {endpoint}; "
