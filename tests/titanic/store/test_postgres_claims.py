@@ -226,6 +226,7 @@ def test_who_stands_still_in_the_middle_of_a_claim_holds_up_the_others_no_longer
         with one.store.write() as txn:
             assert txn.claim(one.me, {b"x": 1}, MUCH, {b"x": Bound(bound)} if bound else {}).rows
             assert other.claim((b"x", 1), x=bound) == {}, "it is locked"
+            other.store.leave([one.me])
             until(lambda: ended_stalled(other) and other.claim((b"x", 1), x=bound) == {b"x": uuids})
 
     with pytest.raises(OutcomeUnknown):
@@ -246,6 +247,7 @@ def test_who_stands_still_while_it_sends_a_claim_holds_up_the_others_no_longer_t
     waits = "SELECT count(*) FROM pg_stat_activity WHERE pid = %s AND state = 'active' AND wait_event = 'ClientRead'"
     until(lambda: shared_server().sql(f"{waits} AND backend_xid IS NOT NULL", connection.info.backend_pid) == 1)
     assert other.claim((b"x", 1)) == {}, "it is locked"
+    other.store.leave([one.me])
     until(lambda: ended_stalled(other) and other.claim((b"x", 1)) == {b"x": uuids})
     connection.close()
 
@@ -254,12 +256,24 @@ def ended_stalled(node):
     return node.store.renew(node.me, [], NAMES, LeaseConfig(lease=0.2)).alive
 
 
+def test_who_lives_and_sends_for_long_is_not_ended(nodes, monkeypatch):
+    monkeypatch.setattr(nodes_module, "STALLED", 0.0)
+    one, other = nodes
+    uuids = one.accept(b"x")
+    with one.store.write() as txn:
+        assert txn.claim(one.me, {b"x": 1}, MUCH, {}).rows
+        for _ in range(3):
+            assert other.store.renew(other.me, [], NAMES, LeaseConfig(lease=0.0)).alive
+    assert one.end(*uuids)
+
+
 def test_who_reads_for_long_is_not_ended(nodes, monkeypatch):
     monkeypatch.setattr(nodes_module, "STALLED", 0.0)
     one, other = nodes
     with one.store.read() as reading:
         before = reading.fetch("SELECT count(*) FROM ready")
         one.accept(b"x")
+        other.store.leave([one.me])
         for _ in range(3):
             assert other.store.renew(other.me, [], NAMES, LeaseConfig(lease=0.0)).alive
         assert reading.fetch("SELECT count(*) FROM ready") == before

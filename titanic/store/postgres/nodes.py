@@ -56,8 +56,11 @@ WHERE a.datname = current_database() AND a.usename = session_user
     AND a.application_name = current_setting('application_name') AND a.wait_event_type = 'Client' AND a.state <> 'idle'
     AND a.state_change < clock_timestamp() - make_interval(secs => %s::float8)
     AND (a.backend_xid IS NOT NULL OR EXISTS (
-        SELECT FROM pg_locks AS l WHERE l.pid = a.pid AND l.locktype = 'advisory'))"""
-"""PostgreSQL's own limit, `idle_in_transaction_session_timeout`, is not enough: within a pipeline a session is not
+        SELECT FROM pg_locks AS l WHERE l.pid = a.pid AND l.locktype = 'advisory'))
+    AND EXISTS (SELECT FROM node AS n WHERE n.lease_until = '-infinity'
+        AND (n.ended_at IS NULL OR n.ended_at > now() - interval '10 minutes'))"""
+"""Only when a node has ended lately: one that lives, and sends large replies over a slow line, looks the same.
+PostgreSQL's own limit, `idle_in_transaction_session_timeout`, is not enough: within a pipeline a session is not
 idle, and psycopg may send a Flush behind that, after which its time does not run."""
 
 _LOCK = 0x7469_7461_6E69_6302
