@@ -116,7 +116,8 @@ class Finish(NamedTuple):
 
 class Postpone(NamedTuple):
     """Put a request off for `delay` seconds: answer with `settled` or `unsettled`. 0: its worker was lost, which was no
-    attempt, and it goes back to the queue with a `reason`."""
+    attempt, and it goes back to the queue with a `reason`. `asked`: its handler only wants to have it again later, as
+    that of a flow does."""
 
     uuid: bytes
     delay: float
@@ -125,6 +126,7 @@ class Postpone(NamedTuple):
     started: float
     deliveries: int
     """Those of workers, this one included."""
+    asked: bool = False
 
 
 AttemptOutcome = Finish | Postpone
@@ -246,7 +248,8 @@ def after_failure(
         )
         delay = pause * dice.uniform(1 - JITTER, 1 + JITTER)
     text = shortened(reason, detail)
-    return Postpone(uuid, delay, flight.attempts, text, flight.started, flight.deliveries + 1), len(text)
+    asked = not (hint.counts or hint.unready)
+    return Postpone(uuid, delay, flight.attempts, text, flight.started, flight.deliveries + 1, asked), len(text)
 
 
 def shortened(reason: str, detail: Frames, most: int = MOST_REASON) -> str:
@@ -331,9 +334,9 @@ def attempt_end(outcome: AttemptOutcome, flight: Flight, ended: float, ended_us:
         if outcome.status is Status.EXPIRED:
             return AttemptEnd(outcome.uuid, service, EXPIRED, None, None, "")
         kind = SUCCEEDED if outcome.status is Status.DONE else FAILED
-    elif outcome.delay:
+    elif outcome.delay and not outcome.asked:
         kind = RETRIED
-    else:  # its worker was lost, which was no attempt
+    else:  # no attempt has failed
         return None
     run = max(0.0, ended - outcome.started)
     wait = max(0.0, (ended_us - flight.ready_at) / 1e6 - run) if flight.ready_at else None

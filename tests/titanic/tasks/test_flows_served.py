@@ -108,6 +108,8 @@ def test_closed_steps_are_still_shown(served: Server, client: Client) -> None:
     with app.worker(jobs=2):
         assert ticket.reply(timeout=60) == 21
         until(lambda: len(client.list()[0]) == 1)
+    facts = client.facts()["services"]["g.flow"]
+    assert (facts["retried"], facts["failed"]) == (0, 0), "it is asked again and again whether its steps are done"
     tree = flow_tree(client, ticket.uuid, client.show(ticket.uuid)["closed_steps"])
     group, last = tree["steps"]
     assert [(one["at"], one["service"], one["state"], one["closed"]) for one in (group, last)] == [
