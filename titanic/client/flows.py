@@ -21,7 +21,7 @@ from titanic.client.request_queue import RequestQueue
 from titanic.errors import UnknownRequest
 from titanic.protocol.answers import ClosedStep, RequestInfo
 from titanic.protocol.submit_options import MOST_UUIDS
-from titanic.protocol.tsp import step_key
+from titanic.protocol.tsp import FLOW_SUFFIX, step_key
 
 KEY_FOR = 30 * 86_400.0
 """Seconds that such a key counts: a flow may take so long."""
@@ -100,8 +100,8 @@ MOST = 20
 
 class FlowStep(TypedDict):
     """A step. `at`: its chain and its stage, or `error`. `state` is empty when it is closed; `closed`: the one that it
-    had then. `took`: the seconds of its last attempt; None: it has not ended. What the server does not remember of a
-    closed step is empty, or None."""
+    had then. `took`: the seconds of its last attempt, or of a flow; None: it has not ended. What the server does not
+    remember of a closed step is empty, or None."""
 
     at: str
     uuid: str
@@ -136,7 +136,7 @@ def _tree(client: RequestQueue, uuid: str, closed: dict[str, ClosedStep]) -> Flo
             closed |= {one["uuid"]: one for one in row.get("closed_steps", ())}
         one = FlowStep(at=step.at, uuid=step.uuid, service="", state=step.state, closed="", took=None, flow=None)
         if row is not None:
-            one |= {"service": row["service"], "took": _took(row) if row["finished_at"] else None}
+            one |= {"service": row["service"], "took": _took(row)}
         elif old is not None:
             one |= {"service": old["service"], "closed": old["state"], "took": old["took"]}
         one["flow"] = _tree(client, step.uuid, closed) if step.uuid in flows else None
@@ -155,5 +155,8 @@ def _row(client: RequestQueue, step: FoundStep) -> RequestInfo | None:
         return None
 
 
-def _took(row: RequestInfo) -> float:
-    return max(0, row["finished_at"] - (row["dispatched_at"] or row["submitted_at"])) / 1e6
+def _took(row: RequestInfo) -> float | None:
+    if not row["finished_at"]:
+        return None
+    is_flow = row["service"].endswith(FLOW_SUFFIX)  # its last attempt is but the last look at its steps
+    return max(0, row["finished_at"] - ((not is_flow and row["dispatched_at"]) or row["submitted_at"])) / 1e6

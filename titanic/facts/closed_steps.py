@@ -34,7 +34,7 @@ MOST_IN_ALL = 500
 
 
 class ClosedStepRow(msgspec.Struct, array_like=True):
-    """A row; `run_us`: None: it had not ended."""
+    """A row; `run_us`: None: it had not ended, or is a flow."""
 
     owner: bytes
     service: str
@@ -60,7 +60,9 @@ class ClosedSteps:
             if found is None or max(found[1:]) >= MOST:
                 continue
             state = "cancelled" if one.state in (State.WAITING, State.DELAYED) else one.state.name.lower()
-            row = ClosedStepRow(one.owner, one.service.decode(errors="replace"), state, one.run_us)
+            service = one.service.decode(errors="replace")
+            run_us = None if service.endswith(FLOW_SUFFIX) else one.run_us  # that of a flow is of its last look
+            row = ClosedStepRow(one.owner, service, state, run_us)
             rows.append((STEPS + found[0] + uuid, msgspec.msgpack.encode(row)))
         if rows:
             self._ring.put(transaction, rows)
