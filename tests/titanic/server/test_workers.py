@@ -263,7 +263,7 @@ def test_the_command(server: Server, client: Client) -> None:
     assert [stored[0], *stored[-2:]] == [uuid, "node7:4711", "slow"]
     assert [plain[0], *plain[-2:]] == ["–", "node7:4711", "quick"]
     with Worker("echo", lambda frames: frames, server.endpoints[0], config=replace(QUICK, deploy="v2")):
-        until(lambda: client.workers()["workers"])
+        until(lambda: [one["services"] for one in client.workers()["workers"] or ()] == [["echo"]])
         titles, row = (line.split() for line in here("workers", *at).out.decode().splitlines())
     assert (titles[:3], row[:3]) == (["WORKER", "VERSION", "SLOTS"], [NAME, "v2", "1"])
 
