@@ -11,6 +11,7 @@ import pytest
 from playwright.sync_api import Route, expect
 from support.browser import PHONE, Chromium, Window, see, see_done
 from support.lived import PICTURE, Lived
+from support.waiting import until
 from support.web_hooks import LOOPBACK
 from support.web_secured import TOKENS, secured
 
@@ -230,7 +231,7 @@ def test_on_phones_the_audit_has_no_empty_cells(chromium: Chromium, tmp_path: Pa
         expect(row).to_contain_text("–")
         for width in (400, 319):
             page.set_viewport_size({"width": width, "height": 800})
-            assert "–" not in row.inner_text()
+            until(lambda: "–" not in row.inner_text())
             assert "chief" in row.inner_text()
         window.close()
 

@@ -65,7 +65,7 @@ def test_a_service_shows_the_latency_of_ones_own_requests(scene: Secured) -> Non
     found = Page(browser.get("/services/echo").text)
     assert [row[0] for row in found.rows] == ["Wait", "Run"]
     assert "–" not in found.rows[0]
-    assert "Of your newest done requests" in found.text
+    assert "of your newest done requests" in found.text
     assert not Page(scene.browser("bob").get("/services/echo").text).rows
 
 
