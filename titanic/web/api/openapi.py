@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict, get_type_hin
 import msgspec
 from msgspec import Meta
 
-from titanic.protocol.answers import SUBMITTER_FIELDS, ClosedStep
+from titanic.protocol.answers import SUBMITTER_FIELDS
 from titanic.protocol.documents import FactSeries, Percentiles
 from titanic.protocol.messages import (
     Delay,
@@ -157,6 +157,15 @@ class EarlierBody(TypedDict):
     base64: Annotated[bool, Meta(description="Whether the frames are in base64: not all are UTF-8.")]
 
 
+class ClosedFlowStep(TypedDict):
+    """A closed step of a flow: the state in which it was closed, and how many seconds its last attempt took."""
+
+    uuid: Uuid
+    service: str
+    state: str
+    took: float | None
+
+
 class PastAttempts(TypedDict):
     """The attempts of a request that failed, those before a retry included."""
 
@@ -212,7 +221,7 @@ class Request(TypedDict):
     begin: NotRequired[Annotated[str, Meta(description="The beginning of its body, if asked for in a list.")]]
     paused: NotRequired[Annotated[bool, Meta(description="Its service is paused, and the request has not started.")]]
     history: NotRequired[Annotated[PastAttempts, Meta(description="Absent in lists, and if no attempt has failed.")]]
-    closed_steps: NotRequired[Annotated[list[ClosedStep], Meta(description="Those of a flow.")]]
+    closed_steps: NotRequired[Annotated[list[ClosedFlowStep], Meta(description="Those of a flow.")]]
 
 
 class RequestPage(TypedDict):
