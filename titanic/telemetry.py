@@ -2,7 +2,7 @@
 Nothing of `opentelemetry` is imported before.
 
     send SERVICE       PRODUCER   a submission; its context travels as the `trace` of the request, unless one was given
-    create SERVICE     PRODUCER   if wanted: each request of a batch, whose own context travels; then `send` is CLIENT
+    create SERVICE     PRODUCER   if wanted: each request of a batch, with a context of its own; then `send` is CLIENT
     process SERVICE    CONSUMER   an attempt, child of the span whose context travelled, or of the given trace
     receive SERVICE    CLIENT     asking or waiting for replies
     settle SERVICE     CLIENT     closing requests

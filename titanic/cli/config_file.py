@@ -42,7 +42,7 @@ class Options(dict[str, click.Option]):
 
 
 class Commands(Mapping[str, Options]):
-    """All commands of a program, each with its options by their names in a file. Only those are imported whose options
+    """All commands of a program, each with its options by their names in a file. A command is imported when its options
     are wanted."""
 
     def __init__(self, context: click.Context, group: click.Group) -> None:

@@ -158,5 +158,5 @@ def _row(client: RequestQueue, step: FoundStep) -> RequestInfo | None:
 def _took(row: RequestInfo) -> float | None:
     if not row["finished_at"]:
         return None
-    is_flow = row["service"].endswith(FLOW_SUFFIX)  # its last attempt is but the last look at its steps
+    is_flow = row["service"].endswith(FLOW_SUFFIX)  # its last attempt is only the last poll of its steps
     return max(0, row["finished_at"] - ((not is_flow and row["dispatched_at"]) or row["submitted_at"])) / 1e6

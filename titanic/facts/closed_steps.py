@@ -61,7 +61,7 @@ class ClosedSteps:
                 continue
             state = "cancelled" if one.state in (State.WAITING, State.DELAYED) else one.state.name.lower()
             service = one.service.decode(errors="replace")
-            run_us = None if service.endswith(FLOW_SUFFIX) else one.run_us  # that of a flow is of its last look
+            run_us = None if service.endswith(FLOW_SUFFIX) else one.run_us  # of a flow: that of its last poll
             row = ClosedStepRow(one.owner, service, state, run_us)
             rows.append((STEPS + found[0] + uuid, msgspec.msgpack.encode(row)))
         if rows:

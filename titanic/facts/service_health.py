@@ -44,7 +44,7 @@ def is_slow(oldest: float, workers: int, running: int, hour: ServiceFacts | None
 
 
 def slower_services(day: FactsInfo, *recent: FactsInfo) -> dict[str, str]:
-    """The services whose attempts take much longer now than usual, and how long. `day`: what all did in USUALLY;
+    """The services with attempts that take much longer than usual, and how long. `day`: what all did in USUALLY;
     `recent`: in LATELY, and RECENTLY."""
     found = dict[str, str]()
     for facts in recent:

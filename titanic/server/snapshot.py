@@ -20,7 +20,7 @@ MOST_SERVICES = 100
 OTHERS = "(others)"
 
 MOST_REFUSALS = 200
-"""Pairs of user and action whose refusals are shown separately."""
+"""Pairs of user and action with refusals that are shown separately."""
 
 UNKNOWN = "(unknown)"
 """In place of a user's name, for connections that are not authenticated."""

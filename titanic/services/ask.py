@@ -354,7 +354,7 @@ class ServiceContext:
     histories: HistoryWriter = field(default_factory=lambda: HistoryWriter(FACTS_ROOM))
     """Keeps the bodies that retries replace."""
     closed_steps: ClosedSteps = field(default_factory=lambda: ClosedSteps(FACTS_ROOM))
-    """Remembers what flows had for steps."""
+    """Notes the closed steps of flows."""
     keep_body: float = 0.0
     """Seconds for which bodies are kept, if neither request nor service says it; 0: as long as the request. Any thread
     may replace it."""

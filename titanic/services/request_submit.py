@@ -39,8 +39,9 @@ Parse = Callable[[Frames, int, bytes, bytes], "ParsedSubmit"]
 
 
 _Parsed = tuple[Ask, list[NewRequest]]
-_UNLIMITED = ServiceLimits()
 """A message, and the requests in it."""
+
+_UNLIMITED = ServiceLimits()
 
 
 class AcceptWrite:
@@ -92,8 +93,7 @@ class AcceptWrite:
             limit = limits.get(requests[0].service, _UNLIMITED)
             body = limit.keep_body or self._context.keep_body
             if limit.keep or limit.keep_failed or body:
-                kept = limit.keep, limit.keep_failed, body
-                requests = [one._replace(options=with_keep(one.options, *kept)) for one in requests]
+                requests = [_kept_by(limit, one, body) for one in requests]
             limited = counted or (user is not None and _has_limit(user))
             (alone if limited else together).append((ask, requests))
             if forget:  # first: the requests may need their room
@@ -240,6 +240,12 @@ def _is_found(transaction: WriteTransaction, request: NewRequest, accepted: Acce
     if accepted.new or not request.key:
         return not accepted.new
     return transaction.holders([request.key], request.owner).get(request.key) != accepted.uuid
+
+
+def _kept_by(limits: ServiceLimits, request: NewRequest, body: float | str) -> NewRequest:
+    """A request with the times of its service or server. A step keeps its body: its flow is resumed by a retry."""
+    body = 0.0 if tsp.read_step_key(request.key) else body
+    return request._replace(options=with_keep(request.options, limits.keep, limits.keep_failed, body))
 
 
 def _has_limit(user: User) -> bool:

@@ -66,7 +66,7 @@ def test_a_flow(served: Server, client: Client) -> None:
     assert client.list() == ([], None)
 
 
-@pytest.mark.settings(limits={b"g.double": ServiceLimits(keep=AT_ONCE, keep_failed=1)})
+@pytest.mark.settings(limits={b"g.double": ServiceLimits(keep=AT_ONCE, keep_failed=1, keep_body=1)})
 def test_a_step_is_kept_as_long_as_its_flow_needs_it(served: Server, client: Client) -> None:
     """Longer than its service and the server keep others."""
     ticket = gather([double.step(1), elsewhere.step(5)]).submit()
