@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from copy import copy
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -220,6 +221,9 @@ def convert(option: click.Option, value: Any) -> tuple[Any, str]:
     if isinstance(option.type, EndpointType):
         given = values if option.multiple else value
         return given, next((f": {fault}" for one in values if (fault := option.type.fault(one))), "")
+    if isinstance(option.type, click.Path):  # another user's process may be the one to read it, and checks that itself
+        kind, option = copy(option.type), copy(option)
+        kind.readable, option.type = False, kind
     context = click.Context(click.Command(""))
     try:
         given = option.type_cast_value(context, values if option.multiple else value)

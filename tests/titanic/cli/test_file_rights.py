@@ -92,3 +92,16 @@ def test_what_may_not_be_read(store: Path, command: list[str | Path], folder: in
 def test_the_lock_is_all_that_a_reader_must_write(store: Path, command: list[str | Path]) -> None:
     rights(store, folder=0o555, lock=0o666)
     assert run(*command).code == 0
+
+
+def test_a_settings_file_names_files_of_other_users(tmp_path: Path) -> None:
+    (tmp_path / "tls.key").touch(0o000)
+    (tmp_path / "web-keys").mkdir(0o000)
+    (tmp_path / "access.toml").write_text("[users.ann]\nread = 'all'\n")
+    settings = tmp_path / "titanic.toml"
+    web = {"access": "access.toml", "keys": "web-keys", "tls-certificate": "tls.pem", "tls-key": "tls.key"}
+    settings.write_text("[web]\n" + "".join(f"{key} = '{tmp_path / name}'\n" for key, name in web.items()))
+    assert run("config", "check", settings) == Ended(0, f"{settings}: 4 settings, no errors\n".encode(), "")
+    ended = run("web", "--config", settings)
+    assert ended.code == 2
+    assert f"Directory '{tmp_path / 'web-keys'}' is not readable" in ended.err
