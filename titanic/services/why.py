@@ -258,7 +258,7 @@ def _later(facts: Facts) -> WhyInfo:
         what = f"attempt {row.attempts} failed" if row.attempts else "it was returned"
         found = _until(_why("retry", f"{what}; the next attempt starts", change), facts, left)
         last = row.reason.partition("Traceback (most recent call last):")[0].strip() or row.reason
-        found["text"] += f". Last error: {one_line(last, MAX_REASON)}"
+        found["text"] += f". {'Last error' if row.attempts else 'Reason'}: {one_line(last, MAX_REASON)}"
     found["text"] += paused
     return found
 

@@ -62,9 +62,9 @@ def limit_source(name: str, was_set: Mapping[str, Any], now: float) -> str:
 
 
 def limit_value(name: str, value: float | None) -> str:
-    """A limit as READ_LIMIT reads it; none if there is none."""
+    """A limit as READ_LIMIT reads it, if there is one."""
     if value is None:
-        return "none"
+        return "no limit"
     return write_rate(value) if name == "rate" else write_size(int(value)) if name == "bytes" else str(value)
 
 

@@ -195,10 +195,9 @@ def per_second(facts: FactsInfo, series: FactSeries, name: str, now: float) -> l
 
 
 def current(facts: FactsInfo, figures: ServiceFacts, name: str, now: float) -> float:
-    """A count per second over the last one or two periods."""
-    counts = figures["series"]["counts"][name][-2:]
-    began = facts["since"] / 1e6 + (len(figures["series"]["counts"][name]) - len(counts)) * facts["step"]
-    return sum(counts) / max(LEAST_PERIOD, now - began)
+    """The last known rate of `per_second`, which the charts end with."""
+    rates = per_second(facts, figures["series"], name, now)
+    return next((one for one in reversed(rates) if one is not None), 0.0)
 
 
 def unfinished(series: FactSeries, now: int) -> list[float | None]:

@@ -6,6 +6,7 @@ The CSP allows no inline script or style: the charts' colours come from app.css.
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -100,8 +101,20 @@ def short(text: str, most: int = 120) -> str:
 def sentence(text: str) -> str:
     """An error text as a sentence, with a capital letter and a full stop."""
     text = text.strip()
-    end = "." if text and text[-1] not in ".?!" else ""
+    end = "." if text and text[-1] not in ".?!:" else ""
     return f"{text[:1].upper()}{text[1:]}{end}"
+
+
+UNITS = {604_800: "week", 86_400: "day", 3600: "hour", 60: "minute", 1: "second"}
+
+
+def interval(when: str) -> str:
+    """An interval of schedules, such as `every 3600 s`, in words: every hour. A cron expression stays as it is."""
+    seconds = int(found[1]) if (found := re.fullmatch(r"every (\d{1,12}) s", when)) else 0
+    for one, unit in UNITS.items():
+        if seconds and seconds % one == 0:
+            return f"every {unit}" if seconds == one else f"every {counted(seconds // one, unit)}"
+    return when
 
 
 def service_url(name: str) -> str:
@@ -121,6 +134,7 @@ FILTERS: Mapping[str, Callable[..., str]] = {
     "when": when,
     "since": since,
     "counted": counted,
+    "interval": interval,
     "sentence": sentence,
     "short": short,
     "printable": printable,
@@ -144,9 +158,9 @@ class Line(NamedTuple):
 
 
 def chart(title: str, lines: Sequence[Line], text_of: Format) -> Markup:
-    """Draw lines over the last hour; empty while fewer than two values are known."""
+    """Draw lines over the last hour; empty while no value is known."""
     known = [value for line in lines for value in line.values if value is not None]
-    if len(known) < 2:
+    if not known:
         return Markup("")
     top = nice(max(known))
     summary = "; ".join(_summary(line, text_of) for line in lines)
@@ -234,7 +248,7 @@ def _path(values: Values, top: float) -> str:
             continue
         found.append(f"{pen}{LEFT + n * step:.1f} {_y(value, top):.1f}")
         if pen == "M" and values[n + 1 : n + 2] in ([], [None]):
-            found.append("h3")  # a value without neighbours is a dot
+            found.append("m-4 0h8")  # a value without neighbours is a bar
         pen = "L"
     return "".join(found)
 

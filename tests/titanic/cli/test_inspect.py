@@ -74,7 +74,7 @@ def test_limits_of_a_service(at: tuple[str, str], tmp_path: Path) -> None:
     )
     begins = "bytes ≤ 1MiB (set ", "running ≤ 4 (set ", "rate ≤ 30/m (set "
     assert all(line.startswith(begin) for line, begin in zip(lines, begins, strict=True))
-    assert all(line.endswith(" ago; configured: none)") for line in lines)
+    assert all(line.endswith(" ago; configured: no limit)") for line in lines)
     assert here("limits", "bounded", *at).out.decode().splitlines()[2].startswith("rate ≤ 30/m (set ")
     assert b"\nbounded: bytes \xe2\x89\xa4 1MiB (set " in here("services", *at).out
     found = here("limits", "bounded", "--reset", "--rate", "2/s", "--json", *at).json

@@ -123,6 +123,8 @@ def test_a_retry_says_when_and_why(paused: bool) -> None:
     assert (found["kind"], found["until"]) == ("retry", one.due)
     more = "; its service mail is paused, too" if paused else ""
     assert found["text"] == f"attempt 2 failed; the next attempt starts in 90 s. Last error: no way{more}"
+    found = why(row(State.DELAYED, due=NOW + 90_000_000, reason="its steps are not done"))
+    assert found["text"] == "it was returned; the next attempt starts in 90 s. Reason: its steps are not done"
 
 
 @pytest.mark.parametrize(

@@ -133,6 +133,7 @@ def test_the_last_minute_counts_as_far_as_it_has_gone() -> None:
     assert per_second(FACTS, SERIES, "accepted", 135.0) == [1, 2, 2]
     assert per_second(FACTS, SERIES, "accepted", 122.0) == [1, 2, None]
     assert current(FACTS, FACTS["total"], "accepted", 135.0) == 2
+    assert current(FACTS, FACTS["total"], "succeeded", 122.0) == 100 / 60, "where the charts end"
 
 
 def test_what_was_unfinished_follows_from_what_is() -> None:
@@ -145,7 +146,7 @@ def test_unknown_times_are_gaps() -> None:
     (wait, svg), run = latency_charts(series)
     assert wait == "Wait"
     assert "p50: 100 ms, maximum 100 ms; p90: 200 ms, maximum 200 ms; p99: 300 ms, maximum 300 ms" in svg
-    assert svg.count("h3") == 6, "two dots for each line"
+    assert svg.count("h8") == 6, "two short bars for each line"
     assert run == ("Run", "")
 
 

@@ -160,11 +160,12 @@ def _charts(facts: FactsInfo | None, store: StoreStats, now: float) -> list[tupl
 
 
 class QueueHealth(NamedTuple):
-    """`level`: good, warning or critical. `problems`: sentences, each with what to do. `failing`: failing services."""
+    """`level`: good, warning or critical. `problems`: sentences. `failing`, `paused`: services, the latter a few."""
 
     level: str
     problems: list[Markup]
     failing: list[str]
+    paused: list[str]
 
 
 def assess(
@@ -194,16 +195,17 @@ def assess(
     worst = sorted(failing, key=lambda name: failing[name]["failed"], reverse=True)
     waiting = [one for one in sorted(services, key=attrgetter("waiting"), reverse=True) if one.waiting]
     slow = [one for one in waiting if not one.paused and _is_slow(one, hour.get(one.name))]
+    paused = [one for one in waiting if one.paused]
     recently = f"Failing in the last {RECENTLY / 60:.0f} minutes: {{}}."
     found = {
         "Nodes that ended with requests: {}. Start them again.": [
             ("/store", node["name"], f"{node['claims'] or 'some'} claimed") for node in nodes if node["lease"] is None
         ],
         "No workers: {}. Start one, or find out why they left.": [_waits(one) for one in waiting if one.lacks_workers],
-        "Paused with requests waiting: {}. Resume each on its page.": [_waits(one) for one in waiting if one.paused],
+        "Paused with requests waiting: {}.": [*map(_waits, paused)],
         "Slower than usual, with all workers busy: {}. See how long they run, or add workers.": [*map(_waits, slow)],
         "Running longer than usual: {}. See what they wait for.": [("", name, times) for name, times in slower.items()],
-        "Poison, which killed its workers: {}. Delete it, or repair what it runs.": [
+        "Poison (it killed its workers): {}. Delete it, or fix the code that handles it.": [
             (f"/requests/{row['uuid']}", row["service"], row["uuid"][-8:]) for row in poison
         ],
         recently: [("", name, outcomes(failing[name])) for name in worst],
@@ -213,7 +215,7 @@ def assess(
             more = f" and {counted(len(named) - NAMED, 'other')}" if len(named) > NAMED else ""
             warnings.append(Markup(text).format(Markup(", ").join(map(_link, named[:NAMED])) + more))
     level = "critical" if critical else "warning" if warnings else "good"
-    return QueueHealth(level, critical + warnings, worst)
+    return QueueHealth(level, critical + warnings, worst, [one.name for one in paused[:NAMED]])
 
 
 def _link(named: tuple[str, str, str]) -> Markup:

@@ -180,12 +180,14 @@ def _error(detail: FramePreview) -> FramePreview:
 
 async def _tree(request: Request, row: RequestInfo) -> FlowTree | str | None:
     """The steps of a workflow, or why they cannot be shown; None: it is no workflow."""
-    if not row["service"].endswith(FLOW_SUFFIX):
+    if not _is_flow(row):
         return None
+    visitor, owner = visitor_of(request), row.get("owner", "")
     try:
-        return await call_sync(visitor_of(request).client, flow_tree, row["uuid"], row.get("closed_steps", ()))
+        found = await call_sync(visitor.client, flow_tree, row["uuid"], row.get("closed_steps", ()))
     except TitanicError as error:
         return str(error)
+    return found if found["steps"] or owner == visitor.user else f"only their owner, {owner}, can find them"
 
 
 def _commands(request: Request, row: RequestInfo) -> list[tuple[str, str]]:
@@ -383,19 +385,24 @@ def timeline(row: RequestInfo) -> list[TimelineEntry]:
     found = [TimelineEntry(DONE, "Submitted", row["submitted_at"], f"by {owner}" if owner else "")]
     ended = row["state"] in ENDS
     if row["not_before"] > row["submitted_at"]:
-        is_delayed = not ended and row["state"] == "delayed" and not row["attempts"]
+        is_delayed = row["state"] == "delayed" and not (row["attempts"] or row.get("deliveries"))
         found.append(TimelineEntry(NOW if is_delayed else DONE, "Delayed until", row["not_before"]))
     found += _attempts(row)
+    failed = sum(row["history"]["counts"].values()) if "history" in row else row["attempts"]
+    polls = max(0, row.get("deliveries", 0) - failed)
+    if polls:
+        what = "Polled its steps" if _is_flow(row) else "Dispatched without a result"
+        found.append(TimelineEntry(DONE, f"{what} {counted(polls, 'time')}"))
     if row["state"] == "waiting":
-        text = "not dispatched yet" if not row["attempts"] else "retried as soon as a worker is free"
+        text = "dispatched again as soon as a worker is free" if polls or row["attempts"] else "not dispatched yet"
         found.append(TimelineEntry(NOW, "Waiting for a worker", 0, text))
     elif row["state"] == "running":
-        before = f"; dispatched {counted(row['deliveries'], 'time')} before" if row.get("deliveries") else ""
         at = f"on {row['worker']}" if "worker" in row else "with a worker, or queued for the next free one"
         since = row.get("running_since", 0)
-        found.append(TimelineEntry(NOW, "Running since" if since else "Running", since, at + before))
-    elif row["state"] == "delayed" and row["attempts"]:
-        found.append(TimelineEntry(NOW, f"Next attempt ({row['attempts'] + 1})", row["due"], "after the retry delay"))
+        found.append(TimelineEntry(NOW, "Running since" if since else "Running", since, at))
+    elif row["state"] == "delayed" and (polls or row["attempts"]):
+        what = "Next poll of its steps" if _is_flow(row) else f"Next attempt ({row['attempts'] + 1})"
+        found.append(TimelineEntry(NOW, what, row["due"], "" if polls else "after the retry delay"))
     if ended:
         found.append(_end(row))
     elif row["expires_at"]:
@@ -412,9 +419,10 @@ def _attempts(row: RequestInfo) -> list[TimelineEntry]:
     earlier = attempts - 1
     if earlier and not found:
         found.append(TimelineEntry(UNKNOWN, f"{counted(earlier, 'earlier attempt')} failed", 0, "times not stored"))
-    last = "Dispatched" if attempts == 1 else f"Attempt {attempts} dispatched"
-    waited = ""
-    if attempts == 1 and row["dispatched_at"]:
+    last, waited = "Dispatched" if attempts == 1 else f"Attempt {attempts} dispatched", ""
+    if _is_flow(row):
+        last = "Last poll of its steps"
+    elif attempts == 1 and row["dispatched_at"]:
         waited = f"after {span(max(0, row['dispatched_at'] - row['submitted_at']) / 1e6)}"
     found.append(TimelineEntry(DONE, last, row["dispatched_at"], waited))
     if state not in ENDS or state == "expired":
@@ -441,8 +449,13 @@ def _failed_attempts(row: RequestInfo) -> list[TimelineEntry]:
     return found
 
 
+def _is_flow(row: RequestInfo) -> bool:
+    """Whether its worker only polls its steps, again and again."""
+    return row["service"].endswith(FLOW_SUFFIX)
+
+
 def _end(row: RequestInfo) -> TimelineEntry:
-    ran = row["dispatched_at"] and row["state"] in ("done", "failed")
+    ran = row["dispatched_at"] and row["state"] in ("done", "failed") and not _is_flow(row)
     since = row["dispatched_at"] if ran else row["submitted_at"]
     took = span(max(0, row["finished_at"] - since) / 1e6)
     return TimelineEntry(DONE, ENDS[row["state"]], row["finished_at"], f"{'ran for' if ran else 'after'} {took}")

@@ -6,7 +6,7 @@ const KEEP = { get: (name) => { try { return localStorage.getItem(name); } catch
                set: (name, value) => { try { localStorage.setItem(name, value); } catch { /* private window */ } } };
 const THEMES = ["system", "light", "dark"];
 const GO = { o: "/", s: "/services", w: "/workers", r: "/requests", f: "/failures", c: "/schedules", t: "/store", u: "/users", a: "/audit" };
-const MOMENT = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
+const MOMENT = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "long" });  // with the time zone
 
 function paint(theme) {
   if (theme === "light" || theme === "dark") document.documentElement.dataset.theme = theme;

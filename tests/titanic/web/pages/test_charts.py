@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from titanic.web.template_filters import Line, bars, chart, nice, rate, spark
+from titanic.web.template_filters import Line, bars, chart, interval, nice, rate, spark
 
 
 def test_a_chart_has_a_text_alternative() -> None:
@@ -20,6 +20,24 @@ def test_a_chart_has_a_text_alternative() -> None:
 def test_without_values_there_is_no_chart() -> None:
     assert chart("a", [Line("done", [None, None])], rate) == ""
     assert spark([None, 1], "a", 1) == ""
+
+
+def test_a_single_value_is_visible() -> None:
+    assert "m-4 0h8" in chart("a", [Line("p50", [None, 1, None])], rate)
+
+
+@pytest.mark.parametrize(
+    ("when", "words"),
+    [
+        ("every 3600 s", "every hour"),
+        ("every 5400 s", "every 90 minutes"),
+        ("every 172800 s", "every 2 days"),
+        ("every 1 s", "every second"),
+        ("30 2 * * *", "30 2 * * *"),
+    ],
+)
+def test_intervals_are_words(when: str, words: str) -> None:
+    assert interval(when) == words
 
 
 def test_a_spark_of_zeros_is_a_line_at_the_bottom() -> None:

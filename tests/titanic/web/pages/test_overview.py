@@ -30,8 +30,8 @@ from titanic.web.stats import StatsSample
 def test_an_empty_queue_says_what_to_do(http: httpx.Client) -> None:
     page = Page(http.get("/").text)
     assert page.title == "Overview · Titanic"
-    assert page.headings == ["Overview", "Health", "Now", "Last hour", "Requests per second", "Unfinished requests",
-                             "Wait", "Run", "Services", "Keyboard shortcuts"]  # fmt: skip
+    assert page.headings == ["Overview", "Health", "Now", "Last hour, by minute", "Requests per second",
+                             "Unfinished requests", "Wait", "Run", "Services", "Keyboard shortcuts"]  # fmt: skip
     assert "Healthy" in page.text
     assert "No services yet" in page.text
     assert "titanic submit SERVICE BODY" in page.text
@@ -75,7 +75,7 @@ def test_failing_services_come_first_and_need_attention(http: httpx.Client, clie
     uuids = client.submit_batch("echo", [b"fail"] * 7)
     until(lambda: all(client.show(uuid)["state"] == "failed" for uuid in uuids))
     page = Page(http.get("/").text)
-    assert [[row[0], row[5]] for row in page.rows] == [["echo", "7 failing"], ["mail", "0"]]
+    assert [[row[0], row[5]] for row in page.rows] == [["echo", "failing 7"], ["mail", "0"]]
     assert "Failing in the last 15 minutes: echo (7 failed, 0 done)." in page.text
     assert page.links["Show the errors"] == "/failures?span=hour&service=echo"
     assert "as you wish" in http.get(page.links["7"]).text
@@ -116,7 +116,7 @@ def sampled(**stats: Any) -> StatsSample:
     ],
 )
 def test_a_full_store_is_critical(stats: dict[str, Any], text: str) -> None:
-    level, (problem,), _ = assess(sampled(**stats), (), {}, {})
+    level, (problem,), *_ = assess(sampled(**stats), (), {}, {})
     assert level == "critical"
     assert Markup.escape(text) in problem
     assert 'href="/store"' in problem
@@ -132,7 +132,7 @@ def test_problems_lead_to_their_services() -> None:
     ]
     usual: Any = {"wait": {"p50": 0.01, "p90": 0.1, "p99": 1.0}}
     nodes: Any = [{"name": "node-a", "lease": 9.0}, {"name": "node-b", "lease": None, "claims": 2}]
-    level, problems, _ = assess(sampled(), services, {}, dict.fromkeys(("a&b", "quick"), usual), (), nodes)
+    level, problems, *_ = assess(sampled(), services, {}, dict.fromkeys(("a&b", "quick"), usual), (), nodes)
     assert level == "warning"
     assert [re.sub("<[^>]*>", "", one).partition(".")[0] for one in problems] == [
         "Nodes that ended with requests: node-b (2 claimed)",
@@ -150,7 +150,7 @@ def test_of_many_services_three_are_linked(monkeypatch: pytest.MonkeyPatch) -> N
     link = overview._link
     monkeypatch.setattr(overview, "_link", lambda named: linked.append(named) or link(named))
     services = [ServiceRow(f"s{n}", waiting=n, workers=0) for n in range(1, 1001)]
-    _, (problem,), _ = assess(sampled(), services, {}, {})
+    _, (problem,), *_ = assess(sampled(), services, {}, {})
     assert re.sub("<[^>]*>", "", problem).startswith(
         "No workers: s1000 (1,000 waiting), s999 (999 waiting), s998 (998 waiting) and 997 others."
     )
@@ -161,7 +161,7 @@ def test_a_poisonous_request_needs_attention(http: httpx.Client, lived: Lived) -
     lived.failed("no poison: it is well")
     uuid = lived.failed("poison: 3 workers died")
     text = http.get("/").text
-    assert f"Poison, which killed its workers: echo ({uuid[-8:]}). Delete it" in Page(text).text
+    assert f"Poison (it killed its workers): echo ({uuid[-8:]}). Delete it" in Page(text).text
     assert f'href="/requests/{uuid}"' in text
 
 
@@ -179,7 +179,8 @@ def test_the_store(http: httpx.Client, client: Client) -> None:
     assert found.figures["Requests"].startswith("5")
     assert found.figures["Used"].endswith("of 64.0 MiB")
     assert found.rows[0][:4] == ["mail", "5", "0", "0"]
-    assert found.links["5"] == "/requests?service=mail&state=waiting"
+    assert found.links["5"] == "/requests?service=mail&order=oldest"
+    assert "0" not in found.links
     assert found.figures["Durability"].startswith("synced Acknowledged requests are on disk")
     assert "No archive is registered" in found.text
     assert "titanic backup /backup/titanic --store /" in found.text

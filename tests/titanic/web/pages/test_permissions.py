@@ -65,7 +65,7 @@ def test_a_service_shows_the_latency_of_ones_own_requests(scene: Secured) -> Non
     found = Page(browser.get("/services/echo").text)
     assert [row[0] for row in found.rows] == ["Wait", "Run"]
     assert "–" not in found.rows[0]
-    assert "of your newest done requests" in found.text
+    assert "on your newest done requests" in found.text
     assert not Page(scene.browser("bob").get("/services/echo").text).rows
 
 
@@ -103,6 +103,13 @@ def test_a_retry_without_permission(scene: Secured, expired: str) -> None:
     )
 
 
+def test_the_steps_of_a_workflow_are_shown_to_its_owner(scene: Secured) -> None:
+    sent = scene.program("alice").post("/v1/services/shop.flow/requests", content=b"x").json()["uuid"]
+    assert "No steps submitted yet" in Page(scene.browser("alice").get(f"/requests/{sent}").text).text
+    found = Page(scene.browser("chief").get(f"/requests/{sent}").text)
+    assert "The steps cannot be shown: only their owner, alice, can find them." in found.text
+
+
 def test_users_are_listed_for_admins_only(scene: Secured) -> None:
     found = Page(scene.browser("alice").get("/users").text)
     assert found.figures["Can read"] == "own requests"
@@ -116,7 +123,7 @@ def test_users_are_listed_for_admins_only(scene: Secured) -> None:
     assert "Requests not stored: user full 2." in Page(text).text
     assert ["bob", "titanic.list"] in [row[:2] for row in Page(text).rows]
     rows = {row[0]: row[1:] for row in Page(text).rows if len(row) > 3}
-    assert rows["alice"] == ["submit *; work *", "own requests", "close", "none", "key, token", "End all"]
+    assert rows["alice"] == ["submit *; work *", "own requests", "close", "no limit", "key, token", "End all"]
     assert rows["chief"][1:3] == ["all requests", "admin, metrics"]
     for token in TOKENS.values():
         assert token not in text

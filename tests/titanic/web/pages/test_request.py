@@ -280,6 +280,7 @@ def test_the_steps_of_a_workflow(http: httpx.Client, client: Client) -> None:
     assert found.links["inner.flow"] == f"/requests/{inner}"
     assert found.links["resize"] == f"/requests/{leaf}"
     assert "0.0 resize waiting" in found.text
+    assert "Each number is CHAIN.STAGE, counted from 0" in found.text
     client.retry(leaf)
     with Worker("resize", lambda frames: frames, client.endpoint, config=QUICK):
         client.wait(leaf, 60)
@@ -295,6 +296,7 @@ def test_a_large_body_is_cut(http: httpx.Client, client: Client) -> None:
 # -- timeline -----------------------------------------------------------------------------------------------------
 
 FRESH: dict[str, Any] = {
+    "service": "mail",
     "state": "waiting",
     "submitted_at": 1_000_000,
     "not_before": 0,
@@ -336,6 +338,19 @@ def test_the_timeline_of_a_running_request() -> None:
     row = FRESH | {"state": "running", "running_since": 2_000_000, "worker": "bee:17"}
     now = timeline(cast("RequestInfo", row))[-1]
     assert (now.what, now.at, now.more) == ("Running since", 2_000_000, "on bee:17")
+
+
+def test_the_timeline_of_a_flow() -> None:
+    """Its worker polls its steps, again and again."""
+    flow = {"service": "shop.flow", "deliveries": 15, "due": 8}
+    assert entries(**flow, state="delayed")[1:] == [
+        ("done", "Polled its steps 15 times", 0),
+        ("now", "Next poll of its steps", 8),
+    ]
+    row = FRESH | flow | {"state": "done", "attempts": 1, "dispatched_at": 9_000_000, "finished_at": 9_500_000}
+    found = timeline(cast("RequestInfo", row | {"deliveries": 0}))
+    assert [(one.what, one.more) for one in found[1:]] == [("Last poll of its steps", ""), ("Done", "after 8.5 s")]
+    assert entries(deliveries=2)[1] == ("done", "Dispatched without a result 2 times", 0)
 
 
 def test_the_timeline_of_a_done_request() -> None:

@@ -59,7 +59,7 @@ def test_registered_schedules(http: httpx.Client, client: Client) -> None:
     assert daily[1].startswith("late scheduler last seen")
     assert daily[3].endswith("30 2 * * * Asia/Tokyo")
     assert hourly[:3] == ["hourly", "active", "backup"]
-    assert hourly[3].endswith("every 3600 s")
+    assert hourly[3].endswith(" every hour")
     assert hourly[4:6] == ["none", "–"]
     pause_schedule(client, "daily")
     assert page_of(http, "/schedules").rows[0][1].startswith("paused for")

@@ -147,10 +147,11 @@ def test_pause_and_resume(http: httpx.Client, client: Client) -> None:
     assert message in page.text
     assert "Service mail is paused (" in page.text
     assert message not in page_of(http, "/services/mail").text, "it is shown once"
-    assert [row[0] for row in page_of(http, "/services?only=paused").rows] == ["mail paused"]
+    assert [row[0] for row in page_of(http, "/services?only=paused").rows] == ["mail paused Resume"]
     assert "Paused with requests waiting: mail (1 waiting)" in page_of(http, "/").text
-    form = page.form("/actions/services")
-    assert form["do"] == "resume"
+    assert page.form("/actions/services")["do"] == "resume"
+    form = page_of(http, "/").form("/actions/services")
+    assert form["do"] == "resume", "one click from the overview"
     http.post("/actions/services", data=form)
     assert page_of(http, "/services?only=paused").rows == []
     assert http.post("/actions/services", data=form | {"do": "stop"}).status_code == 400
@@ -290,7 +291,7 @@ def test_limits_are_set_and_reset(http: httpx.Client, client: Client) -> None:
     assert "Saved. The limits apply at once" in page.text
     assert page.figures["Maximum waiting"] == "1,000 requests"
     assert page.figures["Maximum running"].startswith("4 requests (set ")
-    assert page.figures["Maximum running"].endswith(" ago; configured: none)")
+    assert page.figures["Maximum running"].endswith(" ago; configured: no limit)")
     assert page.figures["Maximum rate"].endswith("configured: 2.5/s)")
     form = page.form(LIMITS_FORM)
     assert (form["running"], form["rate"], form["waiting"], form["bytes"]) == ("4", "1/m", "", "1MiB")
