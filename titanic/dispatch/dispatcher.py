@@ -61,7 +61,7 @@ from titanic.services.ask import (
 )
 from titanic.services.reader import Reader, ReadService
 from titanic.settings import ServerConfig
-from titanic.store import KnownSettings, ServiceSettings, Status, Store
+from titanic.store import ServiceSettings, Status, Store
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +109,6 @@ class Dispatcher(Channel):
     ) -> None:
         """`send_answers`: to clients that wait for replies. `loop`: to run in. `most_waiters`: see `Waiters`."""
         self._config = config
-        """With the configured limits of services, without those that admins have set."""
         self.core = DispatchCore(config, shared=store.remote)
         self.loop = loop
         self._reader = reader
@@ -119,7 +118,7 @@ class Dispatcher(Channel):
         self.waiters = Waiters(self, most_waiters)
         self.failures = FailureLog()
         self._refusals, self.audit = reader.refusals, reader.audit
-        self.settings = KnownSettings()
+        self.settings = set_limits.KnownSettings(config.limits)
         """Settings of services that this process applies."""
         room, deaths = store.facts_room, config.poison_deaths
         self.completions = CompletionEvents(self.settings, self, writer.facts, room, deaths)
@@ -440,7 +439,7 @@ class Dispatcher(Channel):
             self.settings.know(settings)
         if self.settings.paused != self.core.backlogs.paused:
             self.core.pause_services(self.settings.paused)
-        if set_limits.in_force(self._config.limits, self.settings.all) != self.core.backlogs.config.limits:
+        if self.settings.limits != self.core.backlogs.config.limits:
             self._reconfigure(self._config)
 
     def _end(self) -> None:
@@ -456,9 +455,9 @@ class Dispatcher(Channel):
         return (flight := self.core.flights.get(uuid)) is not None and not flight.closed
 
     def _reconfigure(self, config: ServerConfig) -> None:
-        self._config, limits = config, set_limits.in_force(config.limits, self.settings.all)
-        self._configure(replace(config, limits=limits))
-        self._reader.host.limits_changed(limits)
+        self._config = config
+        self.settings.know(self.settings.all, config.limits)
+        self._configure(replace(config, limits=self.settings.limits))
 
     def _configure(self, config: ServerConfig) -> None:
         self.maintenance.config = config

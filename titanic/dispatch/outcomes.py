@@ -16,6 +16,7 @@ from titanic.dispatch.backlogs import Alarm
 from titanic.errors import InvalidRequest, RecordCorrupt, StoreError, StoreFull
 from titanic.facts.counts import ACCEPTED
 from titanic.facts.recorder import FactsRecorder
+from titanic.facts.set_limits import KnownSettings
 from titanic.logs import Incident, event
 from titanic.protocol.answers import AttemptHistory, FailedAttempt
 from titanic.protocol.submit_options import DEFAULT_PRIORITY, read_policy
@@ -24,7 +25,6 @@ from titanic.store import (
     FACTS_ROOM,
     Description,
     HistoryWriter,
-    KnownSettings,
     NewRequest,
     NodeTransaction,
     Outcome,

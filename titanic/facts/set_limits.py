@@ -12,8 +12,9 @@ are, and hold again when a row is deleted.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import cast
 
 from msgspec import MsgspecError, msgpack
@@ -37,6 +38,32 @@ MOST = 1000
 """Services that can have such limits."""
 
 _decoder = msgpack.Decoder(LimitOverride)
+
+
+class KnownSettings:
+    """The settings as this process knows them, in the forms in which they are needed. Any thread may read."""
+
+    def __init__(self, configured: Mapping[bytes, ServiceLimits] = MappingProxyType({})) -> None:
+        self.all: ServiceSettings = {}
+        self.configured = configured
+        """The limits without those that admins have set."""
+        self.limits = configured
+        """Those in force."""
+        self.missed = 0
+        """Requests for ends that found no room since the start. What had ended has ended all the same."""
+        self.paused: Collection[bytes] = frozenset()
+        self.on_end: Mapping[bytes, bytes] = {}
+        """The service that receives the completion events of each service. The events themselves cause none, so there
+        are no loops."""
+
+    def know(self, settings: ServiceSettings, configured: Mapping[bytes, ServiceLimits] | None = None) -> None:
+        """These hold now. `configured`: other limits than before."""
+        self.all = settings
+        self.configured = self.configured if configured is None else configured
+        self.limits = in_force(self.configured, settings)
+        self.paused = frozenset(name for name, one in settings.items() if one.paused)
+        targets = {one.on_end for one in settings.values()}
+        self.on_end = {name: one.on_end for name, one in settings.items() if one.on_end and name not in targets}
 
 
 def service_settings(transaction: ReadTransaction) -> dict[bytes, ServiceSetting]:

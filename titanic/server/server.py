@@ -17,7 +17,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -50,7 +50,7 @@ from titanic.services.ownership import Refusals
 from titanic.services.reader import Reader
 from titanic.services.redriver import Redriver
 from titanic.services.service_handler import ServiceHandler
-from titanic.settings import LIVE, ServerConfig, ServiceLimits
+from titanic.settings import LIVE, ServerConfig
 from titanic.store import (
     HistoryWriter,
     NodeFacts,
@@ -141,7 +141,6 @@ class Server:
             self.dispatcher,
             writer.clock_jumps,
             writer.facts,
-            config.limits,
             front.most_body,
             config.wire.max_waiting_bytes,
             self._refusals,
@@ -450,14 +449,6 @@ class Server:
         if self._limits is not None:
             self.config = replace(self.config, limits=self._limits.held)
             self.dispatcher.reconfigure(self.config)
-
-    def configured_limits(self) -> Mapping[bytes, ServiceLimits]:
-        """The limits of services without those that admins have set. Any thread may ask."""
-        return self.config.limits
-
-    def limits_changed(self, limits: Mapping[bytes, ServiceLimits]) -> None:
-        """These limits are in force. Called in the loop's thread."""
-        self._context.limits = limits
 
     def _end(self, *, started: bool) -> None:
         """Close everything once the threads that use the store have ended."""

@@ -108,7 +108,7 @@ class AdminWrite(Write):
                     document = self._drain(transaction, options)
                     self._note(ask, "drain", text=", ".join(node["name"] for node in document["nodes"]))
                 elif isinstance(options, SetAction):
-                    act, configured = (now_us, self._context.origin(ask).user), self._context.host.configured_limits()
+                    act, configured = (now_us, self._context.origin(ask).user), self._context.settings.configured
                     self._settings, document = set_service.apply(transaction, options, act, configured)
                     if document["done"]:
                         self._note(ask, *set_service.described(options), service=options.service.encode())
@@ -307,7 +307,7 @@ class AdminWrite(Write):
             raise ValueError(f"body has {size} bytes; this server accepts at most {most}")
         if (more := size - row.body_bytes) <= 0:
             return
-        name, limits = row.service, self._context.limits.get(row.service)
+        name, limits = row.service, self._context.settings.limits.get(row.service)
         fault = None
         if limits is not None:
             fault = over_limit(transaction.queues([name]).get(name, NO_QUEUE).load, limits, 0, more, name.decode())

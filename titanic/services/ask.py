@@ -18,11 +18,11 @@ from titanic.facts.audit import Audit, Origin, origin
 from titanic.facts.closed_steps import ClosedSteps
 from titanic.facts.reading import FactsCache
 from titanic.facts.recorder import FactsRecorder
+from titanic.facts.set_limits import KnownSettings
 from titanic.protocol import tsp
 from titanic.protocol.tsp import Frames, Progress
 from titanic.services.ownership import Refusals
-from titanic.settings import ServiceLimits
-from titanic.store import HistoryWriter, KnownSettings, ReadTransaction, ServiceSettings
+from titanic.store import HistoryWriter, ReadTransaction, ServiceSettings
 from titanic.store.rules import FACTS_ROOM
 from titanic.util.clock import ClockJumps
 
@@ -296,14 +296,6 @@ class ServiceHost(Protocol):
         """Whether the peer of an ask does not read its answers."""
         return False
 
-    def configured_limits(self) -> Mapping[bytes, ServiceLimits]:
-        """The limits of services without those that admins have set."""
-        return {}
-
-    def limits_changed(self, limits: Mapping[bytes, ServiceLimits], /) -> None:
-        """These limits are in force. Called in the loop's thread."""
-        return
-
     def record(self, write: Write, /) -> None:
         """Have something written that no message asked for."""
         write.committed()
@@ -327,8 +319,6 @@ class ServiceContext:
     """Jumps of the wall clock, as the writer's thread measures them."""
     facts: FactsRecorder
     """That of the writer."""
-    limits: Mapping[bytes, ServiceLimits] = field(default_factory=dict)
-    """Limits of single services that are in force. Any thread may replace them."""
     most_body: int | None = None
     """Maximum bytes of a request's body; None: the broker refuses larger ones."""
     most_bytes: int = 1 << 30

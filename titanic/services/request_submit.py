@@ -72,7 +72,7 @@ class AcceptWrite:
             return
         together: list[_Parsed] = []
         alone: list[_Parsed] = []
-        limits = self._context.limits
+        limits = self._context.settings.limits
         counted = any(limit.waiting or limit.bytes for limit in limits.values())
         for ask in self._asks:
             user = ask.user
@@ -160,7 +160,7 @@ class AcceptWrite:
         """Return whether a message is refused because its service or its user has too many requests."""
         ask, requests = one
         name, user = requests[0].service, ask.user
-        limits = self._context.limits.get(name)
+        limits = self._context.settings.limits.get(name)
         if limits is None and (user is None or not _has_limit(user)):
             return False
         # A request that is submitted again gets its first UUID, which takes no room.

@@ -100,9 +100,9 @@ def answer(
     if shares:
         document |= nodes.shared(rows, me, document["running"])
     if asked.services:
-        limits, settings = context.limits, context.settings.all
+        limits, settings = context.settings.limits, context.settings.all
         services = _services(transaction, host, limits, settings, context.dispatcher.running(), elsewhere)
-        names, configured = user is None or lacks(user, "audit") is None, host.configured_limits()
+        names, configured = user is None or lacks(user, "audit") is None, context.settings.configured
         for name, one in settings.items():
             if one.limits is not None:
                 row = services[name.decode(errors="replace")]

@@ -135,7 +135,7 @@ def gather(
         paused=paused,
         pause=last_act(transaction, "pause", service) if paused and may_audit else None,
         refusing="" if context.refusing is None else context.refusing[0][4:].decode(errors="replace"),
-        limits=context.limits.get(service, _NO_LIMITS),
+        limits=context.settings.limits.get(service, _NO_LIMITS),
         override=override if override is None or may_audit else override._replace(by=""),
         workers=workers,
         running=running,

@@ -76,7 +76,6 @@ from titanic.store.request import NewRequest as NewRequest
 from titanic.store.request import StoredRequest as StoredRequest
 from titanic.store.rules import FACTS_ROOM as FACTS_ROOM
 from titanic.store.service_settings import NOTHING_SET as NOTHING_SET
-from titanic.store.service_settings import KnownSettings as KnownSettings
 from titanic.store.service_settings import LimitOverride as LimitOverride
 from titanic.store.service_settings import Limits as Limits
 from titanic.store.service_settings import ServiceSetting as ServiceSetting

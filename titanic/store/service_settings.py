@@ -4,7 +4,7 @@ survives restarts."""
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from titanic.errors import InvalidRequest
@@ -45,26 +45,6 @@ NOTHING_SET = ServiceSetting()
 
 ServiceSettings = Mapping[bytes, ServiceSetting]
 """By service; those of which nothing is set are absent."""
-
-
-class KnownSettings:
-    """The settings as this process knows them, in the forms in which they are needed. Any thread may read."""
-
-    def __init__(self) -> None:
-        self.all: ServiceSettings = {}
-        self.missed = 0
-        """Requests for ends that found no room since the start. What had ended has ended all the same."""
-        self.paused: Collection[bytes] = frozenset()
-        self.on_end: Mapping[bytes, bytes] = {}
-        """The service that receives the completion events of each service. The events themselves cause none, so there
-        are no loops."""
-
-    def know(self, settings: ServiceSettings) -> None:
-        """These hold now."""
-        self.all = settings
-        self.paused = frozenset(name for name, one in settings.items() if one.paused)
-        targets = {one.on_end for one in settings.values()}
-        self.on_end = {name: one.on_end for name, one in settings.items() if one.on_end and name not in targets}
 
 
 def changed(settings: ServiceSettings, service: bytes, setting: ServiceSetting) -> dict[bytes, ServiceSetting]:

@@ -22,7 +22,8 @@ from titanic import Client, InvalidRequest, Refused, Server
 from titanic.dispatch.attempts import Finish
 from titanic.dispatch.outcomes import CompletionEvents, OutcomeWrite
 from titanic.facts.recorder import FactsRecorder
-from titanic.store import MIN_CAPACITY, KnownSettings, LeaseConfig, ServiceSetting, State, Status, open_store
+from titanic.facts.set_limits import KnownSettings
+from titanic.store import MIN_CAPACITY, LeaseConfig, ServiceSetting, State, Status, open_store
 from titanic.store.postgres.tools import check
 
 
@@ -273,7 +274,8 @@ import sys
 from pathlib import Path
 from titanic.dispatch.outcomes import CompletionEvents
 from titanic.facts.recorder import FactsRecorder
-from titanic.store import KnownSettings, NewRequest, ServiceSetting, Status, open_store
+from titanic.facts.set_limits import KnownSettings
+from titanic.store import NewRequest, ServiceSetting, Status, open_store
 
 place, when = sys.argv[1:]
 store = open_store(place if "://" in place else Path(place), capacity=64 << 20)

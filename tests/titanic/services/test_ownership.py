@@ -368,7 +368,7 @@ def test_one_user_at_his_limit_keeps_no_other_from_submitting(desk: Desk) -> Non
 
 
 def test_the_limits_of_service_and_user_hold_both(desk: Desk) -> None:
-    desk.context.limits = {b"mail.send": ServiceLimits(waiting=2)}
+    desk.context.settings.limits = {b"mail.send": ServiceLimits(waiting=2)}
     assert [submit(desk, limited(waiting=1))[0][:9] for _ in range(2)] == [b"200", b"500 user "]
     assert [submit(desk, SHOP)[0][:11] for _ in range(2)] == [b"200", b"500 service"]
 
