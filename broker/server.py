@@ -533,8 +533,7 @@ class Broker(CoreRunner[BrokerCore]):
             self._reload(self.core.guard.access)
 
     def next_deadline(self) -> float | None:
-        core, connections = self.core.next_deadline(), self._connections.next_deadline()
-        return earliest(core, connections, self._expiry_at)
+        return earliest(self.core.next_deadline(), self._connections.next_deadline(), self._expiry_at)
 
     def close(self) -> None:
         self._connections.close()

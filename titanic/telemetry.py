@@ -132,6 +132,8 @@ class Telemetry:
         if not given:
             options |= self.carried(operation.span)
         operation.is_batch = messages != 1
+        if messages is not None:
+            options |= operation.creating(messages)
         return operation
 
     @_else_off
@@ -287,7 +289,8 @@ def instrument(
 
 
 def sending(endpoint: str, service: bytes | str, options: dict[str, Any], messages: int | None) -> Operation:
-    """A submission, of a batch unless `messages` is 1. Puts its `trace` into the options if they have none."""
+    """A submission, of a batch unless `messages` is 1; None: of several messages, each with `creating`. Puts its
+    `trace` into the options if they have none."""
     return OFF if on is None else on.sending(endpoint, service, options, messages)
 
 

@@ -391,10 +391,13 @@ class BrokerCore(ReturnCore):
 
     def take_batches(self) -> list[tuple[bytes, list[Request]]]:
         """Return the requests for integrated services since the last call."""
-        if not self._batched:
-            return []
-        batched, self._batched = self._batched, []
-        return [(service.name, service.take_batch()) for service in batched if service.batch]
+        batches: list[tuple[bytes, list[Request]]] = []
+        for service in self._batched:
+            if service.batch:  # not all were withdrawn
+                batches.append((service.name, service.batch))
+                service.batch = []
+        self._batched = []
+        return batches
 
     def reply(self, request: Request, body: Frames) -> None:
         """Answer a request of an integrated service; all but the first answer are dropped."""

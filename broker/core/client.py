@@ -119,7 +119,7 @@ class RequestSession(Core, Generic[Pending]):
         return len(self._pending)
 
     def next_deadline(self) -> float | None:
-        return self._deadlines.next()
+        return self._deadlines.wake_at
 
     @property
     def has_events(self) -> bool:
@@ -293,7 +293,7 @@ class ClientSession(RequestSession[_SentRequest]):
                 self._send(ticket, pending, now)
 
     def next_deadline(self) -> float | None:
-        first = self._deadlines.next()
+        first = self._deadlines.wake_at
         return first if self._silent_at is None else earliest(first, self._silent_at)
 
     # -- what a shell does with it ---------------------------------------------------------------------------

@@ -171,11 +171,6 @@ class BrokerService:
         """Whether the broker can forget it."""
         return not self.groups and not self.waiting and self.batch is None
 
-    def take_batch(self) -> list[Request]:
-        """Take the requests of an integrated service."""
-        batch, self.batch = self.batch or [], []
-        return batch
-
     @property
     def workers(self) -> int:
         """How many of its requests its workers take at a time. Any thread may read it."""

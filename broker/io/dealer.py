@@ -231,7 +231,7 @@ class Dealer:
                     self.close(linger=0)
                 continue
             if self.socket is None or number != self.number:
-                self._open(number)
+                self.open(number)
             self.answered = False
             if self.hold and not self.linked:
                 self._held.append(frames)
@@ -242,10 +242,6 @@ class Dealer:
                 continue
         if self._held or (self.hold and not self.linked and self.socket is not None):
             self._release()
-
-    def open(self, number: int) -> None:
-        """Make a connection, and say nothing yet."""
-        self._open(number)
 
     @property
     def _writable(self) -> bool:
@@ -364,7 +360,8 @@ class Dealer:
         self.server = self.servers.choose()
         return self.server
 
-    def _open(self, number: Any) -> None:
+    def open(self, number: Any) -> None:
+        """Make a connection, and say nothing yet."""
         endpoint = self._choose()
         full(endpoint)  # complains, before there is a socket
         try:

@@ -206,7 +206,7 @@ class ClientCore:
             options |= keys.options(requests)
         sent_again = self.calls.sent_again
         with sending(self.calls.wire.endpoint, service, options, requests) as sent:
-            frames = [encode(options | sent.creating(requests)), service, *body]
+            frames = [encode(options), service, *body]
             answer = await batching.accepted(self.calls, frames, await self.calls.ask(tsp.SUBMIT, *frames))
             sent.done(uuids := batching.submitted(answer, requests))
         if keys is not None:

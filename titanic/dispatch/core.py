@@ -361,7 +361,8 @@ class DispatchCore:
     def hasten_alarm(self, when: float) -> None:
         """The store has something more to do then."""
         before = self.timers.get(MAINTENANCE)
-        self.set_alarm(when if before is None else min(before, when))
+        if before is None or when < before:
+            self.timers.set(MAINTENANCE, when)
 
     # -- what is to be done ----------------------------------------------------------------------------------
 

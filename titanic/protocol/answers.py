@@ -256,13 +256,11 @@ def check(reply: Frames) -> Frames:
     status = tsp.read_status(reply[0]) if reply else None
     if status is None:
         raise Refused("the answer is not from Titanic", repr(reply[:1]), "is another service behind this name?")
+    if status.code == 200:
+        return reply[1:]
     if status.code == 403 or _is_forbidden(status, reply):
         raise Forbidden(status.text)
-    if status.code == 400:
-        raise InvalidRequest(status.text)
-    if status.code != 200:
-        raise Refused(status.text)
-    return reply[1:]
+    raise (InvalidRequest if status.code == 400 else Refused)(status.text)
 
 
 def _is_forbidden(status: tsp.StatusFrame, reply: Frames) -> bool:

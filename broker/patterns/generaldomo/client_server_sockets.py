@@ -97,7 +97,7 @@ class ClientDealer(Dealer):
         except Unreachable as error:
             raise zmq.Again from error
 
-    def _open(self, number: Any) -> None:
+    def open(self, number: Any) -> None:
         endpoint = self._choose()
         connection: Any = _Connection(number, endpoint, self)
         self.number, self.socket = number, connection

@@ -292,8 +292,7 @@ def _holder(tx: Writing, key: bytes, now_us: int) -> KeyRecord | None:
 
 
 def _hold(tx: Writing, key: bytes, holder: KeyRecord) -> None:
-    if (old := tx.key_holder(key)) is not None:  # its time is over
-        tx.delete(tx.db.timers, timer_key(KEY, old.until, key))
+    tx.forget_key(key)  # if there is one, its time is over
     tx.put_key(key, request_record.encode_key_record(holder))
     tx.put(tx.db.timers, timer_key(KEY, holder.until, key), b"")
 

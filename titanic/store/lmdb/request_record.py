@@ -277,15 +277,10 @@ def encode_key_record(holder: KeyRecord) -> bytes:
     return _TIMES.pack(holder.until, holder.given) + holder.ids
 
 
-def fits_key_record(row: memoryview | bytes) -> bool:
-    """Whether the row has a length that it can have."""
-    ids, rest = divmod(len(row) - _TIMES.size, SIZE)
-    return not rest and 1 <= ids <= MOST_TOGETHER
-
-
 def decode_key_record(row: memoryview | bytes) -> KeyRecord | None:
     """The row, decoded; None when it is damaged."""
-    if not fits_key_record(row):
+    ids, rest = divmod(len(row) - _TIMES.size, SIZE)
+    if rest or not 1 <= ids <= MOST_TOGETHER:
         return None
     until, given = _TIMES.unpack_from(row)
     return KeyRecord(until, bytes(row[_TIMES.size :]), given)

@@ -247,7 +247,7 @@ class Writing(Reading):
     def forget_key(self, key: bytes, uuid: bytes | None = None) -> None:
         """Forget a key, if there is one; `uuid`: if it is that of this request."""
         holder = self.key_holder(key)
-        if holder is not None and uuid in (None, holder.uuid):
+        if holder is not None and (uuid is None or uuid == holder.uuid):
             self.delete(self.db.timers, schema.timer_key(schema.KEY, holder.until, key))
             self.delete_key(key)
 

@@ -383,7 +383,7 @@ _ROW_TESTS: dict[str, RowTest] = {
     "later": lambda key, value: len(key) == TIME_SIZE + SIZE and value[-2:-1] == b"\0",
     "ready": lambda key, value: not value and key[-SIZE - 2 : -SIZE - 1] == b"\0" and key[-SIZE - 1] <= 9,
     "timers": lambda key, value: not value and key[:1] in _TIMERS and len(key) > 1 + TIME_SIZE,
-    "keys": lambda key, value: request_record.fits_key_record(value),
+    "keys": lambda key, value: request_record.decode_key_record(value) is not None,
     "meta": lambda key, value: len(value) <= LOAD.size or key == SERVICES_KEY,
     "facts": lambda key, value: len(value) > 0,
     "aside": lambda key, value: True,
