@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.cli_titanic import CLEAN, Ended
+from support.cli_titanic import CLEAN, Ended, here
 from support.store_facts import accept_all
 from support.waiting import PATIENCE
 
 from titanic.store import NewRequest, open_store
 
 PR_CAPBSET_DROP, CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH = 24, 1, 2
+NOBODY = 65534
 _libc = ctypes.CDLL(None)
 
 
@@ -105,3 +107,15 @@ def test_a_settings_file_names_files_of_other_users(tmp_path: Path) -> None:
     ended = run("web", "--config", settings)
     assert ended.code == 2
     assert f"Directory '{tmp_path / 'web-keys'}' is not readable" in ended.err
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_root_leaves_no_file_that_the_owner_of_a_store_cannot_open(store: Path) -> None:
+    for name in ("lock.mdb", "titanic.lock"):
+        (store / name).unlink()
+    os.chown(store, NOBODY, NOBODY)
+    os.chown(store / "data.mdb", NOBODY, NOBODY)
+    assert here("check", "--store", store).code == 0
+    assert {path.name: path.stat().st_uid for path in store.iterdir()} == dict.fromkeys(
+        ("data.mdb", "lock.mdb", "titanic.lock"), NOBODY
+    )

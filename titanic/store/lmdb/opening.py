@@ -86,6 +86,7 @@ def take_lock(directory: Path) -> int:
     try:
         descriptor = os.open(directory / _OUR_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
         try:
+            _give_to_owner(descriptor, directory)
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             is_there = os.fstat(descriptor).st_nlink
         except BlockingIOError as error:
@@ -284,9 +285,18 @@ def allocate_lock(directory: Path, *, read_only: bool = False) -> None:
             return  # there LMDB does without
         raise
     try:
+        _give_to_owner(descriptor, directory)
         take_room(descriptor, 0, _LOCK_SIZE)
     finally:
         os.close(descriptor)
+
+
+def _give_to_owner(descriptor: int, directory: Path) -> None:
+    """Have a lock file that root created belong to the user of the directory, who must be able to open it, too."""
+    if os.geteuid() == os.fstat(descriptor).st_uid == 0:
+        owner = directory.stat()
+        with contextlib.suppress(OSError):  # not every root may
+            os.fchown(descriptor, owner.st_uid, owner.st_gid)
 
 
 def _last_id(env: lmdb.Environment) -> bytes | None:
