@@ -68,7 +68,7 @@ RELOAD_SECONDS = 10.0
 
 SHORTAGES = {
     "store": "the store is full; close requests, or raise its capacity",
-    "disk": "the disk of the store is full; free space on it",
+    "disk": "the disk of the store is full, or the store was deleted; free space, or restore a backup",
 }
 
 

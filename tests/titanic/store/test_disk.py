@@ -28,6 +28,7 @@ SIZE = 8 << 20
 CAPACITY = 64 << 20
 BODY = bytes(20_000)
 FULL = "No space left on device"
+FULL_OR_GONE = "the disk of the store is full, or the store was deleted; free space, or restore a backup"
 
 pytestmark = pytest.mark.torture(short=True)
 
@@ -148,6 +149,18 @@ def test_a_full_disk_is_seen_without_a_write_and_so_is_its_end(disk):
         assert not short(store)
 
 
+def test_nothing_is_accepted_into_a_file_that_was_deleted(tmp_path):
+    with LmdbStore.open(tmp_path / "store", capacity=CAPACITY) as store:
+        (kept,) = accept(store, 1)
+        (tmp_path / "store").rename(tmp_path / "old")
+        assert short(store)
+        with pytest.raises(StoreFull):
+            accept(store, 1)
+        (tmp_path / "old").rename(tmp_path / "store")
+        assert not short(store)
+        expect(store, [kept, *accept(store, 1)])
+
+
 def test_a_disk_that_others_fill_refuses_until_it_has_more_room_or_takes_something(disk, monkeypatch):
     disk.fill()
     disk.make_room(4 << 20)
@@ -188,7 +201,7 @@ def test_a_full_disk_is_named_wherever_somebody_looks(disk, tmp_path):
         base = server.says(r"metrics at (\S+)/metrics")[1]
         assert ask(f"{base}/readyz") == (200, "ok\n")
         disk.fill()
-        assert ask(f"{base}/readyz") == (503, "the disk of the store is full; free space on it\n")
+        assert ask(f"{base}/readyz") == (503, f"{FULL_OR_GONE}\n")
         assert ask(f"{base}/healthz") == (200, "ok\n")
         found = samples(base)
         assert (found["titanic_disk_full"], found["titanic_ready"], found["titanic_store_full"]) == (1, 0, 0)
@@ -199,7 +212,7 @@ def test_a_full_disk_is_named_wherever_somebody_looks(disk, tmp_path):
         assert b"; its disk is full\n" in here("status", *at).out
         doctor = here("doctor", "--timeout", "60", "--store", disk.path / "store", *at)
         assert b"problem  server: the disk of the store is full; free space on it\n" in doctor.out
-        server.says("ERROR titanic: cannot write: the disk of the store is full; free space on it\n")
+        server.says(f"ERROR titanic: cannot write: {FULL_OR_GONE}\n")
         disk.make_room()
         assert ask(f"{base}/readyz") == (200, "ok\n")
         assert samples(base)["titanic_disk_full"] == 0

@@ -168,9 +168,12 @@ def room_on_disk(path: Path) -> int:
 
 
 def largest_file(file: Path) -> int:
-    """To how many bytes the store's file may grow for all that its disk has; very many when that is unknown."""
+    """To how many bytes the store's file may grow for all that its disk has; very many when that is unknown. None when
+    it was deleted: what was accepted now would end with this process."""
     try:
         return file.stat().st_blocks * 512 + room_on_disk(file)
+    except FileNotFoundError:
+        return 0
     except OSError:
         return sys.maxsize
 
