@@ -99,10 +99,10 @@ class ServerConfig:
     """How long requests are kept that are not closed, and closed ones: `OperatorSettings`."""
     limits: Mapping[bytes, ServiceLimits] = setting(
         factory=dict,
-        help="Limits of a service: waiting=N unfinished requests, bytes=SIZE of their bodies, running=N at once,"
-        " rate=N/s (or /m, /h) attempts started, evenly spaced; keep=TIME (or never), keep_failed=TIME and"
-        " keep_body=TIME (or never) of requests without these options. Servers that share a store share the first"
-        " four.",
+        help="Limits of a service, as in mail:waiting=1000,rate=10/s. waiting=N unfinished requests, bytes=SIZE of"
+        " their bodies, running=N at once, rate=N/s (or /m, /h) attempts started, evenly spaced; keep=TIME (or never),"
+        " keep_failed=TIME and keep_body=TIME (or never) of requests without these options. Servers that share a store"
+        " share the first four.",
         group=TRIED,
         is_live=True,
         option="service_limit",

@@ -219,7 +219,7 @@ def _keys_in(path: str | Path, text: bytes) -> dict[bytes, bytes]:
             raise AccessError(f"{path}:{number}: invalid {name.decode()}: {fault}; copy the file again")
     if b"public-key" not in found:
         what = f'{path}: this is not a key file: it has no line public-key = "…"'
-        raise AccessError(f"{what}; `titanic keys new` creates one")
+        raise AccessError(f"{what}; restore it; `titanic keys new` creates one, `titanic keys server` one for a server")
     return found
 
 

@@ -243,8 +243,8 @@ def _unknown(endpoint: str, curve: Curve | None) -> str:
             " keys, with yours (--key-file, in Python key) and the server's public key (--server-key, server_key)"
         )
     return (
-        f"the server at {endpoint} refused this key; no user there has the public key {curve.public.decode()};"
-        " add it to the server's access file, or use another key"
+        f"the server at {endpoint} refused this key; no user there has the public key {curve.public.decode()}, or it"
+        " expired; correct the server's access file, or use another key"
     )
 
 
