@@ -2,6 +2,7 @@
 
 import errno
 import shutil
+import subprocess
 
 import lmdb
 import pytest
@@ -16,7 +17,7 @@ from support.store_formats import synthetic_step, unpack
 from support.torture import LONG, tally
 
 from titanic import Client, Refused
-from titanic.errors import StoreFailed, StoreFull, StoreUnwritable
+from titanic.errors import StoreFailed, StoreFull, StoreLocked, StoreUnwritable
 from titanic.store import NewRequest, Status
 from titanic.store.lmdb import transaction
 from titanic.store.lmdb.disk import disk_full
@@ -159,6 +160,22 @@ def test_nothing_is_accepted_into_a_file_that_was_deleted(tmp_path):
         (tmp_path / "old").rename(tmp_path / "store")
         assert not short(store)
         expect(store, [kept, *accept(store, 1)])
+
+
+def test_a_store_in_use_is_not_read_where_its_lock_file_cannot_be_written(disk, tmp_path):
+    """As a systemd unit sees a store outside of its ReadWritePaths: LMDB would read without a lock."""
+    (seen := tmp_path / "seen").mkdir()
+    subprocess.run(["mount", "--bind", disk.path, seen], check=True)
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", seen], check=True)
+        with LmdbStore.open(disk.path / "store", capacity=CAPACITY) as store:
+            (uuid,) = accept(store, 1)
+            with pytest.raises(StoreLocked, match="read-only here"):
+                LmdbStore.open_read_only(seen / "store")
+        with LmdbStore.open_read_only(seen / "store") as store, store.read() as txn:
+            assert txn.request(uuid).body == [BODY]
+    finally:
+        subprocess.run(["umount", seen], check=True)
 
 
 def test_a_disk_that_others_fill_refuses_until_it_has_more_room_or_takes_something(disk, monkeypatch):

@@ -15,7 +15,6 @@ has to be cleared. The text in the file is for people only.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import re
@@ -276,19 +275,27 @@ def allocate_lock(directory: Path, *, read_only: bool = False) -> None:
     room isn't opened: closing it would give up the locks that this process may have on it.
     """
     file = directory / LOCK
+    if read_only and os.statvfs(directory).f_flag & os.ST_RDONLY:
+        _expect_unused(directory)  # LMDB does without it then
+        return
     if file.exists() and file.stat().st_blocks * 512 >= _LOCK_SIZE:
         return
-    try:
-        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
-    except OSError as error:
-        if read_only and error.errno == errno.EROFS:
-            return  # there LMDB does without
-        raise
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
     try:
         _give_to_owner(descriptor, directory)
         take_room(descriptor, 0, _LOCK_SIZE)
     finally:
         os.close(descriptor)
+
+
+def _expect_unused(directory: Path) -> None:
+    """Raise StoreLocked if a server has the store open: without a lock its pages change while they are read."""
+    with contextlib.suppress(FileNotFoundError), (directory / _OUR_LOCK).open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            what, fact = f"the store in {directory} is in use", f"{LOCK}, which protects it, is read-only here"
+            raise StoreLocked(what, fact, "make it writable; for a systemd unit: ReadWritePaths", pid=None) from error
 
 
 def _give_to_owner(descriptor: int, directory: Path) -> None:
