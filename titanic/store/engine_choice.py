@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Unpack
 
 from titanic.errors import StoreUnwritable
 from titanic.store.interface import Store
-from titanic.store.records import Durability
+from titanic.store.records import StoreOptions
 from titanic.util.text import how_to_install, is_url
 
 
@@ -17,10 +18,7 @@ def open_store(
     *,
     capacity: int | None = None,
     preallocate: bool = False,
-    keep_closed: bool = True,
-    closed_body_limit: int = 64 << 10,
-    drop_unarchived: bool = False,
-    durability: Durability = "synced",
+    **settings: Unpack[StoreOptions],
 ) -> Store:
     """Open the store in the directory `path`, and create both if they aren't there. A `path` that begins with
     postgresql:// is the URL of a database of PostgreSQL: the store is in it, and only its tables are made. It does not
@@ -48,25 +46,10 @@ def open_store(
         if preallocate:
             fact = "PostgreSQL allocates space as needed"
             raise StoreUnwritable("a store in PostgreSQL cannot be preallocated", fact, "leave out preallocate")
-        return PostgresStore.open(
-            str(path),
-            capacity=capacity,
-            keep_closed=keep_closed,
-            closed_body_limit=closed_body_limit,
-            drop_unarchived=drop_unarchived,
-            durability=durability,
-        )
+        return PostgresStore.open(str(path), capacity=capacity, **settings)
     from titanic.store.lmdb.store import LmdbStore  # its import takes a while
 
-    return LmdbStore.open(
-        path,
-        capacity=capacity,
-        preallocate=preallocate,
-        keep_closed=keep_closed,
-        closed_body_limit=closed_body_limit,
-        drop_unarchived=drop_unarchived,
-        durability=durability,
-    )
+    return LmdbStore.open(path, capacity=capacity, preallocate=preallocate, **settings)
 
 
 def open_read_only(path: str | os.PathLike[str]) -> Store:

@@ -19,7 +19,7 @@ from pathlib import Path
 from threading import Lock
 from time import monotonic
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from titanic.errors import InvalidRequest, StoreFull
 from titanic.store import rules, service_settings
@@ -32,7 +32,6 @@ from titanic.store.records import (
     Archivist,
     CloseResult,
     Counts,
-    Durability,
     Load,
     Outcome,
     Page,
@@ -42,7 +41,9 @@ from titanic.store.records import (
     ReadyRows,
     Retention,
     Space,
+    StoreOptions,
     StoreReader,
+    StoreSettings,
     Trimmed,
 )
 from titanic.store.request import (
@@ -81,16 +82,13 @@ class MemoryStore:
         path: str | os.PathLike[str] = "memory",
         *,
         capacity: int | None = None,
-        keep_closed: bool = True,
-        closed_body_limit: int = 64 << 10,
-        drop_unarchived: bool = False,
-        durability: Durability = "memory",
+        **settings: Unpack[StoreOptions],
     ) -> None:
         """See `open_store`."""
         self.path, self.place = Path(path), str(path)
         self.capacity = capacity or DEFAULT_CAPACITY
-        self.durability = durability
-        self.keep_closed, self.closed_body_limit, self.drop_unarchived = keep_closed, closed_body_limit, drop_unarchived
+        self.durability = settings.get("durability", "memory")
+        self.settings = StoreSettings(**settings)
         self.ids = IdMaker(None)
         self.id = os.urandom(SIZE)
         self.tables = Tables()
@@ -298,7 +296,7 @@ class MemoryReadTransaction:
 
     def _droppable(self) -> int:
         """Bytes of the closed requests that may be dropped."""
-        return self.tables.closed_used - (0 if self.store.drop_unarchived else self.tables.awaited)
+        return self.tables.closed_used - (0 if self.store.settings.drop_unarchived else self.tables.awaited)
 
     def identity(self) -> bytes | None:
         return self.store.id
@@ -628,12 +626,13 @@ class MemoryWriteTransaction(MemoryReadTransaction):
             holder = self.tables.keys.get((row.new.owner, name))
             if holder is not None and holder.uuids[0] == uuid:
                 self._put(Tables.put_key, (row.new.owner, name), None)
-        if self.store.keep_closed:
+        if self.store.settings.keep_closed:
             number = self.tables.ring.last + 1
             self._put(Tables.put_closed, number, self._closed(row, number, now_us, unclaimed))
             self._put_ring(last=number)
         if (history := self.tables.facts.get(key := history_key(uuid))) is not None:
-            self.put_facts([(key, None), *([(closed_history_key(number), history)] if self.store.keep_closed else [])])
+            kept = [(closed_history_key(number), history)] if self.store.settings.keep_closed else []
+            self.put_facts([(key, None), *kept])
         end = row.outcome
         run_us = end.finished_at - end.dispatched_at if end is not None and end.dispatched_at else None
         return CloseResult(row.new.service, row.state, row.new.key, row.new.owner, run_us)
@@ -643,7 +642,7 @@ class MemoryWriteTransaction(MemoryReadTransaction):
         self._put(Tables.put_fact, closed_history_key(number), None)
 
     def _closed(self, row: Row, number: int, now_us: int, unclaimed: bool) -> ClosedRequest:
-        end, limit = row.outcome, self.store.closed_body_limit
+        end, limit = row.outcome, self.store.settings.closed_body_limit
         last, request, reply = end or row, [*row.new.body], end.frames if end else []
         sizes = size_of(request), size_of(reply)
         return ClosedRequest(

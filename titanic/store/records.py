@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypedDict
 
 from titanic.store.request import Description
 from titanic.store.states import State, Status
@@ -17,6 +17,24 @@ Durability = Literal["synced", "relaxed", "memory"]
 """What a commit waits for. `synced`: it is on the disk. `relaxed`: all of it is but the page that makes it valid, so a
 power cut may take the last commit, unless `Store.sync` came behind it. `memory`: nothing; the store is in RAM."""
 DURABILITIES: tuple[Durability, ...] = ("synced", "relaxed", "memory")
+
+
+class StoreSettings(NamedTuple):
+    """How a store is to behave: `open_store` says what each means."""
+
+    keep_closed: bool = True
+    closed_body_limit: int = 64 << 10
+    drop_unarchived: bool = False
+    durability: Durability = "synced"
+
+
+class StoreOptions(TypedDict, total=False):
+    """Those of StoreSettings that a caller gives."""
+
+    keep_closed: bool
+    closed_body_limit: int
+    drop_unarchived: bool
+    durability: Durability
 
 
 class Outcome(NamedTuple):

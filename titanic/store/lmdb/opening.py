@@ -33,8 +33,8 @@ from titanic.store.lmdb.pages import SALVAGE, faults, release
 from titanic.store.lmdb.read import identity, queues
 from titanic.store.lmdb.readers import Readers
 from titanic.store.lmdb.schema import PAGE, Databases
-from titanic.store.lmdb.transaction import Environment, LmdbSettings, Pace, Reading
-from titanic.store.records import DEFAULT_CAPACITY, MIN_CAPACITY, Durability
+from titanic.store.lmdb.transaction import Environment, Pace, Reading
+from titanic.store.records import DEFAULT_CAPACITY, MIN_CAPACITY, Durability, StoreSettings
 from titanic.store.rules import unreleased
 from titanic.util.files import take_room
 from titanic.util.ids import SIZE, IdMaker
@@ -126,7 +126,7 @@ def remove_lock(directory: Path) -> None:
 
 
 def open_environment(
-    directory: Path, capacity: int | None, settings: LmdbSettings, *, preallocate: bool = False, to_repair: bool = False
+    directory: Path, capacity: int | None, settings: StoreSettings, *, preallocate: bool, to_repair: bool
 ) -> Environment:
     """Open the store in a directory that is prepared and locked, creating it if it isn't there.
 
@@ -212,7 +212,7 @@ def open_read_only(directory: Path) -> Environment:
             )
         room = divide(max(known or 0, MIN_CAPACITY))
         databases = _open_databases(env, data)
-        return Environment(env, data, databases, room, LmdbSettings(), IdMaker(None), Pace(), Readers(env))
+        return Environment(env, data, databases, room, StoreSettings(), IdMaker(None), Pace(), Readers(env))
     except lmdb.Error as error:
         env.close()
         raise _corrupt(data, str(error)) from error

@@ -37,7 +37,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from types import FunctionType, TracebackType
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Self, TypeVar, Unpack, cast
 
 import lmdb
 
@@ -49,8 +49,8 @@ from titanic.store.lmdb import facts as facts_module
 from titanic.store.lmdb.capacity import divide
 from titanic.store.lmdb.disk import expect_memory, rewrite_meta_pages, sync_file, translate
 from titanic.store.lmdb.pages import expect_sound
-from titanic.store.lmdb.transaction import Environment, LmdbSettings, Reading, Writing
-from titanic.store.records import Durability, StoreReader
+from titanic.store.lmdb.transaction import Environment, Reading, Writing
+from titanic.store.records import StoreOptions, StoreReader, StoreSettings
 from titanic.util.clock import wall_us
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -204,12 +204,9 @@ class LmdbStore:
         *,
         capacity: int | None = None,
         preallocate: bool = False,
-        keep_closed: bool = True,
-        closed_body_limit: int = 64 << 10,
-        drop_unarchived: bool = False,
-        durability: Durability = "synced",
         to_repair: bool = False,
         verified: bool = False,
+        **given: Unpack[StoreOptions],
     ) -> LmdbStore:
         """Open the store in a directory, as `titanic.store.open_store` does.
 
@@ -217,10 +214,10 @@ class LmdbStore:
         `to_repair`: open it also when counters or the number of its format are damaged; repair() rewrites them.
         """
         directory = Path(path)
-        settings = LmdbSettings(keep_closed, closed_body_limit, drop_unarchived, durability)
+        settings = StoreSettings(**given)
         if capacity is not None:
             divide(capacity)
-        if durability == "memory":
+        if settings.durability == "memory":
             expect_memory(directory)
         made = opening.prepare(directory)
         descriptor = opening.take_lock(directory)

@@ -26,17 +26,8 @@ from titanic.store.lmdb.readers import Readers
 from titanic.store.lmdb.record import Ref, blob_id_of, blob_key, blob_rows, grave_key, read_blob
 from titanic.store.lmdb.request_record import KeyRecord
 from titanic.store.lmdb.schema import PAGE, U32, U64, Databases, timer_of, unpack
-from titanic.store.records import Durability
+from titanic.store.records import StoreSettings
 from titanic.util.ids import IdMaker
-
-
-class LmdbSettings(NamedTuple):
-    """How the store was asked to behave (titanic.store.open_store says what each means)."""
-
-    keep_closed: bool = True
-    closed_body_limit: int = 64 << 10
-    drop_unarchived: bool = False
-    durability: Durability = "synced"
 
 
 class Pace:
@@ -63,7 +54,7 @@ class Environment(NamedTuple):
     file: Path
     databases: Databases
     room: StoreRoom
-    settings: LmdbSettings
+    settings: StoreSettings
     ids: IdMaker
     pace: Pace
     readers: Readers

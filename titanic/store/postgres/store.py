@@ -23,7 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import NoReturn, Self
+from typing import NoReturn, Self, Unpack
 
 import psycopg
 
@@ -54,7 +54,7 @@ from titanic.store.postgres.rows import expect_large_enough
 from titanic.store.postgres.schema import FORMAT, META, formats
 from titanic.store.postgres.transaction import PostgresSettings, SnapshotReader
 from titanic.store.postgres.writing import PostgresWriting, WriterState
-from titanic.store.records import Durability, StoreReader
+from titanic.store.records import StoreOptions, StoreReader, StoreSettings
 from titanic.store.rules import FACTS_ROOM
 from titanic.util.ids import IdMaker
 
@@ -280,23 +280,21 @@ class PostgresStore:
         url: str,
         *,
         capacity: int | None = None,
-        keep_closed: bool = True,
-        closed_body_limit: int = 64 << 10,
-        drop_unarchived: bool = False,
-        durability: Durability = "synced",
+        **given: Unpack[StoreOptions],
     ) -> PostgresStore:
         """Open the store in a database, as `titanic.store.open_store` does. It makes its tables if there are none."""
-        expect_durable(durability)
+        own = StoreSettings(**given)
+        expect_durable(own.durability)
         if capacity is not None:
             expect_large_enough(capacity)
         outage = Outage()
-        pool = ConnectionPool(url, durability, outage=outage)
+        pool = ConnectionPool(url, own.durability, outage=outage)
         try:
             made = prepare(pool)
-            settings = PostgresSettings(0, keep_closed, closed_body_limit, drop_unarchived, durability)
+            settings = PostgresSettings(0, *own)
             writer = set_up(pool, settings, capacity)
             settings = settings._replace(capacity=writer.quota.capacity)
-            store = cls(pool, settings, writer, Membership(url, durability, outage, pool.suspect), made)
+            store = cls(pool, settings, writer, Membership(url, own.durability, outage, pool.suspect), made)
         except BaseException:
             pool.close()
             raise
