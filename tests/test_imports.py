@@ -185,7 +185,7 @@ def test_a_server_loads_nothing_of_what_it_was_not_told_to_have(tmp_path: Path) 
     others |= {"broker.zmtp.encryption", "nacl"}
     others |= {"broker.io.server_keys", "broker.worker", "broker.pipeline"}
     others |= {f"titanic.cluster.{name}" for name in ("dispatcher", "node", "notifications", "claims", "settings")}
-    others |= {f"titanic.server.{name}" for name in ("attached_front", "duplicate_queue", "gather", "mdp_worker")}
+    others |= {f"titanic.server.{name}" for name in ("attached_front", "gather", "mdp_worker")}
     others |= {
         "titanic.dispatch.transport_foreign",
         "titanic.store.moving",
