@@ -17,10 +17,11 @@ from titanic.cli.endpoint import EndpointReach
 from titanic.cli.options import CONNECTION, FOLDER, PATIENCE, STORE, Decorator, key_options, option, reaching, together
 from titanic.client.client import Client
 from titanic.errors import StoreUnwritable
+from titanic.facts import set_service
 from titanic.protocol.answers import RequestInfo, check, unknown
 from titanic.protocol.documents import NodeInfo
 from titanic.protocol.tsp import Frames
-from titanic.services import list_requests, nodes, server_stats, set_service
+from titanic.services import list_requests, nodes, server_stats
 from titanic.settings import ServerConfig
 from titanic.store import Outcome, open_read_only, ready_counts
 

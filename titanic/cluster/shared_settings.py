@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from titanic.cluster.background import BackgroundRead, BackgroundReader
 from titanic.errors import OtherLimits
-from titanic.facts import set_limits
+from titanic.facts import set_service
 from titanic.logs import Incident, event
 from titanic.services.ask import Inbox
 from titanic.settings import ServiceLimits
@@ -92,7 +92,7 @@ class SettingsRead(BackgroundRead[ServiceSettings]):
         self.changes = changes
 
     def read(self, transaction: ReadTransaction) -> ServiceSettings:
-        return set_limits.service_settings(transaction)
+        return set_service.service_settings(transaction)
 
 
 class LimitsRead(BackgroundRead[Mapping[bytes, Limits]]):

@@ -40,7 +40,7 @@ from titanic.dispatch.service_log import FailureLog
 from titanic.dispatch.transport import OwnBrokerTransport, Transport
 from titanic.dispatch.waiters import MOST_WAITERS, Waiters
 from titanic.errors import StoreError
-from titanic.facts import set_limits
+from titanic.facts import set_service
 from titanic.facts.counts import DISPATCHED, EXPIRED
 from titanic.facts.recorder import AttemptEnd
 from titanic.logs import event
@@ -118,7 +118,7 @@ class Dispatcher(Channel):
         self.waiters = Waiters(self, most_waiters)
         self.failures = FailureLog()
         self._refusals, self.audit = reader.refusals, reader.audit
-        self.settings = set_limits.KnownSettings(config.limits)
+        self.settings = set_service.KnownSettings(config.limits)
         """Settings of services that this process applies."""
         room, deaths = store.facts_room, config.poison_deaths
         self.completions = CompletionEvents(self.settings, self, writer.facts, room, deaths)
@@ -285,7 +285,8 @@ class Dispatcher(Channel):
         now, flights, backlogs = time.monotonic(), self.core.flights.copy(), self.core.backlogs
         flight, backlog, transport = flights.get(uuid), backlogs.get(service), self.transport
         sent = [(one.started, key) for key, one in flights.items() if one.backlog.name == service and not one.closed]
-        left = self._reader.host.departed(service)
+        here = self._reader.host.broker
+        left = None if here is None else here.departed(service)
         if left is None and service in backlogs.seen_at:
             left = "", backlogs.seen_at[service]
         waits = backlog is not None and backlog.allowed == 0 and service not in backlogs.paused
@@ -431,7 +432,7 @@ class Dispatcher(Channel):
 
     def _read_settings(self) -> None:
         with self._store.read() as transaction:
-            self.hold_settings(set_limits.service_settings(transaction))
+            self.hold_settings(set_service.service_settings(transaction))
 
     def hold_settings(self, settings: ServiceSettings) -> None:
         """Apply the settings of services."""

@@ -16,7 +16,7 @@ from titanic.dispatch.backlogs import Alarm
 from titanic.errors import InvalidRequest, RecordCorrupt, StoreError, StoreFull
 from titanic.facts.counts import ACCEPTED
 from titanic.facts.recorder import FactsRecorder
-from titanic.facts.set_limits import KnownSettings
+from titanic.facts.set_service import KnownSettings
 from titanic.logs import Incident, event
 from titanic.protocol.answers import AttemptHistory, FailedAttempt
 from titanic.protocol.submit_options import DEFAULT_PRIORITY, read_policy
@@ -368,7 +368,7 @@ class OutcomeWrite:
                 dispatched_at = max(0, now_us - int((self.created - outcome.started) * 1e6))
                 if (failure := self.failures.get(outcome.uuid)) is not None:
                     self._write_failed(transaction, outcome, failure, now_us, dispatched_at)
-                elif not _write(transaction, outcome, now_us, dispatched_at):
+                elif not write_outcome(transaction, outcome, now_us, dispatched_at):
                     self.unchanged.append(outcome)
             except StoreFull as error:  # the others may fit
                 extra = event("no-room-for-reply", uuid=outcome.uuid)
@@ -396,7 +396,7 @@ class OutcomeWrite:
         is_poison = failure.outcome == "died" and history["deaths"] >= self._ends.poison_deaths
         if is_poison:
             outcome = _poisoned(outcome, history)
-        if not _write(transaction, outcome, now_us, dispatched_at):
+        if not write_outcome(transaction, outcome, now_us, dispatched_at):
             self.unchanged.append(outcome)
             return
         self._ends.histories.put(transaction, outcome.uuid, history)
@@ -434,8 +434,8 @@ def _size(outcome: AttemptOutcome) -> int:
     return sum(map(len, outcome.frames)) if isinstance(outcome, Finish) else len(outcome.reason)
 
 
-def _write(transaction: WriteTransaction, outcome: AttemptOutcome, now_us: int, dispatched_at: int) -> bool:
-    """False when there was nothing to be changed: the request was closed, or has ended already."""
+def write_outcome(transaction: WriteTransaction, outcome: AttemptOutcome, now_us: int, dispatched_at: int) -> bool:
+    """Store an outcome. False when there was nothing to be changed: the request was closed, or has ended already."""
     if isinstance(outcome, Finish):
         return transaction.finish(
             outcome.uuid,

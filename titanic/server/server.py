@@ -20,9 +20,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
-from broker import Access, WorkerReport
+from broker import Access
 from titanic import cluster
 from titanic.commit.writer import Write, Writer
 from titanic.dispatch.deliveries import Deliveries, DeliveryNotes
@@ -362,18 +362,6 @@ class Server:
         dispatcher, workers = self.dispatcher, self.workers
         counts = dispatcher.workers() if workers is None else workers
         return ServiceFigures(dispatcher.in_flight(), counts, dispatcher.core.ended.copy())
-
-    def worker_reports(self, most: int) -> tuple[list[WorkerReport], int] | None:
-        """The workers by process, and how many processes are left out; None: the broker is separate."""
-        return None if self.broker is None else self.broker.worker_reports(most)
-
-    def source_of(self, ask: Any) -> bytes:
-        """The IP address of an ask's sender; empty: unknown. Any thread may call it."""
-        return b"" if self.broker is None else self.broker.source_of(ask)
-
-    def departed(self, service: bytes) -> tuple[str, float] | None:
-        """The process of the last worker of a service that has none now, and when it left; None: unknown."""
-        return None if self.broker is None else self.broker.departed(service)
 
     def record(self, write: Write) -> None:
         """Have acts, refusals and steps of jobs written. Any thread may call it."""

@@ -17,7 +17,7 @@ from msgspec import UNSET
 from broker import User, UserLimits
 from titanic.commit.writer import Write, halves
 from titanic.errors import Forbidden, InvalidArchive, InvalidRequest, StoreError, StoreFull
-from titanic.facts import registered_schedules
+from titanic.facts import registered_schedules, set_service
 from titanic.facts.audit import MINUTE_US, Act, RefusalCount, Tally, report
 from titanic.facts.counts import CANCELLED, CLOSED, REQUEUED
 from titanic.protocol import tsp
@@ -38,8 +38,8 @@ from titanic.protocol.messages import (
 from titanic.protocol.permissions import lacks, lacks_submit
 from titanic.protocol.submit_options import MOST_UUIDS
 from titanic.protocol.tsp import Frames
-from titanic.services import nodes, redrive_jobs, set_service
-from titanic.services.ask import Ask, Closed, CloseDoubt, Returned, ServiceContext, SettingsChanged, not_done
+from titanic.services import nodes, redrive_jobs
+from titanic.services.ask import Ask, Closed, CloseDoubt, Returned, ServiceContext, SettingsChanged, not_done, source_of
 from titanic.services.ownership import is_hidden, is_kept, not_owned, place_behind
 from titanic.services.request_submit import over_limit, start_of
 from titanic.store import (
@@ -111,7 +111,7 @@ class AdminWrite(Write):
                     act, configured = (now_us, self._context.origin(ask).user), self._context.settings.configured
                     self._settings, document = set_service.apply(transaction, options, act, configured)
                     if document["done"]:
-                        self._note(ask, *set_service.described(options), service=options.service.encode())
+                        self._note(ask, *set_service.act_of(options), service=options.service.encode())
                 elif isinstance(options, SessionsAction):
                     self._note(ask, "sessions", text=options.user)
                     document = {"done": 1}
@@ -338,7 +338,7 @@ class AdminWrite(Write):
     def committed(self) -> None:
         for ask, why, uuid in self._forbidden:
             if ask.user is not None:
-                address = self._context.host.source_of(ask)
+                address = source_of(self._context.host, ask)
                 self._context.refusals.add(ask.user, tsp.ADMIN, why, uuid=uuid, address=address)
         report(self._acts)
         if self._jobs:

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from broker import Access, User, WorkerHold, WorkerReport
+from broker import Access, Broker, User, WorkerHold
 from titanic.commit.writer import Write
 from titanic.errors import OutcomeUnknown, StoreAway, StoreError
 from titanic.facts.audit import Audit, Origin, origin
 from titanic.facts.closed_steps import ClosedSteps
 from titanic.facts.reading import FactsCache
 from titanic.facts.recorder import FactsRecorder
-from titanic.facts.set_limits import KnownSettings
+from titanic.facts.set_service import KnownSettings
 from titanic.protocol import tsp
 from titanic.protocol.tsp import Frames, Progress
 from titanic.services.ownership import Refusals
@@ -250,6 +250,11 @@ class ServiceHost(Protocol):
     """The server, as services see it. Any thread may call. The defaults are those of services without a server."""
 
     @property
+    def broker(self) -> Broker | None:
+        """The broker in this process; None: it is separate."""
+        return None
+
+    @property
     def shares(self) -> bool:
         """Whether other nodes may share the store."""
         return False
@@ -279,19 +284,6 @@ class ServiceHost(Protocol):
         """Figures of services at this server."""
         return ServiceFigures()
 
-    def worker_reports(self, most: int, /) -> tuple[list[WorkerReport], int] | None:
-        """The workers by process, as `Broker.worker_reports`; None: unknown, the broker is separate."""
-        return None
-
-    def departed(self, service: bytes, /) -> tuple[str, float] | None:
-        """The process of the last worker of a service that has none now, and when it left, in monotonic seconds; None:
-        unknown."""
-        return None
-
-    def source_of(self, ask: Any, /) -> bytes:
-        """The IP address that a request came from; empty: unknown."""
-        return b""
-
     def congested(self, ask: Any, /) -> bool:
         """Whether the peer of an ask does not read its answers."""
         return False
@@ -303,6 +295,11 @@ class ServiceHost(Protocol):
 
 class NoHost(ServiceHost):
     """Services without a server."""
+
+
+def source_of(host: ServiceHost, ask: Any) -> bytes:
+    """The IP address that an ask came from; empty: unknown."""
+    return b"" if host.broker is None else host.broker.source_of(ask)
 
 
 REASONS = ("invalid", "forbidden", "store_full", "service_full", "user_full", "busy", "stopping", "disk")
@@ -369,4 +366,4 @@ class ServiceContext:
 
     def origin(self, ask: Ask) -> Origin:
         """Who sent an ask, and from where."""
-        return origin(ask.user, ask.body, self.host.source_of(ask))
+        return origin(ask.user, ask.body, source_of(self.host, ask))

@@ -22,7 +22,7 @@ from titanic.facts.audit import Act, Audit, AuditWrite, origin
 from titanic.protocol import tsp
 from titanic.protocol.permissions import lacks
 from titanic.protocol.tsp import Frames
-from titanic.services.ask import Answers, Ask, NoHost, SendAnswers, ServiceHost, not_done
+from titanic.services.ask import Answers, Ask, NoHost, SendAnswers, ServiceHost, not_done, source_of
 from titanic.services.ownership import Refusals, is_hidden, not_owned
 from titanic.store import Outcome, ReadTransaction, Status, Store
 
@@ -114,7 +114,7 @@ class Reader:
         user = ask.user
         if user is None or not is_hidden(transaction, user, uuid):
             return False
-        self.refusals.add(user, name, not_owned(user, uuid), uuid=uuid, address=self.host.source_of(ask))
+        self.refusals.add(user, name, not_owned(user, uuid), uuid=uuid, address=source_of(self.host, ask))
         return True
 
     def note_read(self, transaction: ReadTransaction, ask: Ask, uuids: Sequence[bytes]) -> None:
@@ -124,7 +124,7 @@ class Reader:
             return
         others = [uuid for uuid in uuids if (owner := transaction.owner(uuid)) is not None and owner != user.owner]
         if new := self.audit.new_reads(user.name, others):
-            sender = origin(user, ask.body, self.host.source_of(ask))
+            sender = origin(user, ask.body, source_of(self.host, ask))
             text = "" if new[0] else "more in this minute"
             self._acts.append(sender.act("read", uuid=new[0], count=len(new), text=text))
 
@@ -175,7 +175,7 @@ class Reader:
             return service.read(transaction, ask)
         except Forbidden as error:
             if ask.user is not None:
-                self.refusals.add(ask.user, service.name, str(error), address=self.host.source_of(ask))
+                self.refusals.add(ask.user, service.name, str(error), address=source_of(self.host, ask))
             return tsp.forbidden(service.name, str(error))
         except StoreError as error:  # one damaged record must not fail the others
             return self._not_read(error)

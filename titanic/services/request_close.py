@@ -20,7 +20,7 @@ from titanic.facts.counts import CANCELLED, CLOSED
 from titanic.protocol import tsp
 from titanic.protocol.permissions import lacks
 from titanic.protocol.tsp import Frames
-from titanic.services.ask import Ask, Closed, CloseDoubt, ServiceContext, not_done
+from titanic.services.ask import Ask, Closed, CloseDoubt, ServiceContext, not_done, source_of
 from titanic.services.ownership import not_owned
 from titanic.store import CloseResult, WriteTransaction
 
@@ -144,7 +144,7 @@ class CloseWrite:
         self._context.facts.count(CLOSED, self._counts)
         self._context.facts.count(CANCELLED, self._cancelled)
         for user, uuid, ask in self._forbidden:
-            address = self._context.host.source_of(ask)
+            address = source_of(self._context.host, ask)
             self._context.refusals.add(user, tsp.CLOSE, not_owned(user, uuid), uuid=uuid, address=address)
         report(self._acts)
         self._report()
@@ -164,7 +164,7 @@ class CloseWrite:
             uuids = tsp.read_uuids(body[:1] if kill else body)
             fault = None if ask.user is None else lacks(ask.user, "close")
             if ask.user is not None and fault is not None:
-                self._context.refusals.add(ask.user, tsp.CLOSE, fault, address=self._context.host.source_of(ask))
+                self._context.refusals.add(ask.user, tsp.CLOSE, fault, address=source_of(self._context.host, ask))
                 self._answers.append((ask, tsp.forbidden(tsp.CLOSE, fault)))
             elif uuids is None:
                 self._answers.append((ask, tsp.BAD_UUID))

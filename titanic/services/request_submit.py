@@ -29,7 +29,7 @@ from titanic.protocol.submit_options import (
     with_keep,
 )
 from titanic.protocol.tsp import Frames
-from titanic.services.ask import Arrived, Ask, ServiceContext, not_done
+from titanic.services.ask import Arrived, Ask, ServiceContext, not_done, source_of
 from titanic.settings import ServiceLimits
 from titanic.store import NO_QUEUE, AcceptResult, Load, NewRequest, WriteTransaction
 from titanic.store.uniqueness import made_unique
@@ -77,7 +77,7 @@ class AcceptWrite:
         for ask in self._asks:
             user = ask.user
             owner = b"" if user is None else user.owner
-            source = self._context.host.source_of(ask)
+            source = source_of(self._context.host, ask)
             try:
                 requests, forget = self._parse(ask.body, now_us, owner, source)
                 self._check_sizes(requests)

@@ -10,13 +10,13 @@ from typing import Any, Literal
 
 from broker import User, WorkerReport, read_json
 from titanic.errors import Forbidden, RecordCorrupt
-from titanic.facts import set_limits
+from titanic.facts import set_service
 from titanic.protocol import tsp
 from titanic.protocol.documents import Filling, RequestInHand, ServiceStats, WorkerInfo, WorkersInfo
 from titanic.protocol.messages import read_stats
 from titanic.protocol.permissions import lacks
 from titanic.protocol.tsp import SERVICES, Frames
-from titanic.services import nodes, set_service
+from titanic.services import nodes
 from titanic.services.ask import ServiceContext, ServiceHost
 from titanic.services.ownership import is_hidden
 from titanic.settings import ServiceLimits
@@ -106,7 +106,7 @@ def answer(
         for name, one in settings.items():
             if one.limits is not None:
                 row = services[name.decode(errors="replace")]
-                row["limits_set"] = set_limits.described(one.limits, configured.get(name), names=names)
+                row["limits_set"] = set_service.limits_set(one.limits, configured.get(name), names=names)
         document["by_service"] = services
         if user is None or user.admin:
             refused = host.forbidden().items()
@@ -162,7 +162,7 @@ def _add(
 
 def _workers(transaction: ReadTransaction, host: ServiceHost, user: User | None, now_us: int) -> WorkersInfo:
     """The workers of this server, with the UUIDs that the user may read. Microseconds since 1970."""
-    reports, me = host.worker_reports(MOST_IN_LIST), host.incarnation()
+    reports, me = None if host.broker is None else host.broker.worker_reports(MOST_IN_LIST), host.incarnation()
     own = [row.name for row in nodes.rows_of(transaction) if row.incarnation == me] if host.shares else []
     began = now_us - int(time.monotonic() * 1e6)
     counts = sorted(host.figures().workers.items())
@@ -245,6 +245,6 @@ def _services(
             "expired": expired,
             "paused": set_for.paused,
             "on_end": set_for.on_end.decode(errors="replace") or None,
-            "limits": set_limits.values(limit or Limits()),
+            "limits": set_service.values(limit or Limits()),
         }
     return found

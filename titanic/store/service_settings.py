@@ -34,7 +34,7 @@ class LimitOverride(NamedTuple):
 
 class ServiceSetting(NamedTuple):
     """`paused`: its requests are given to no worker. `on_end`: whenever one of its requests has ended, a request for
-    this service is stored; empty: none. `limits`: stored as a fact (titanic/facts/set_limits.py)."""
+    this service is stored; empty: none. `limits`: stored as a fact (titanic/facts/set_service.py)."""
 
     paused: bool = False
     on_end: bytes = b""

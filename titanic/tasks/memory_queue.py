@@ -20,7 +20,7 @@ from titanic.client.request_queue import Found
 from titanic.dispatch.attempts import AskWorkers, AttemptOutcome, Finish, KeepOutcomes, RecallRequest, Send
 from titanic.dispatch.backlogs import Fetch
 from titanic.dispatch.core import DispatchCore
-from titanic.dispatch.outcomes import completion_events
+from titanic.dispatch.outcomes import completion_events, write_outcome
 from titanic.errors import InvalidRequest, RequestFailed, TimedOut
 from titanic.protocol.answers import Ended, RequestInfo, standing, unknown
 from titanic.protocol.submit_options import MAX_PRIORITY, ManyOptions, Span, SubmitOptions, encode, epoch, seconds
@@ -203,27 +203,9 @@ class MemoryQueue:
                     core.settled([outcome.uuid for outcome in outcomes])
 
     def _keep(self, transaction: WriteTransaction, outcome: AttemptOutcome) -> None:
-        now_us, begun_us = self._wall_us, self._begun_us.pop(outcome.uuid, 0)
+        write_outcome(transaction, outcome, self._wall_us, self._begun_us.pop(outcome.uuid, 0))
         if isinstance(outcome, Finish):
-            transaction.finish(
-                outcome.uuid,
-                outcome.status,
-                outcome.frames,
-                attempts=outcome.attempts,
-                dispatched_at=begun_us,
-                finished_at=now_us,
-                reason=outcome.reason,
-            )
             self._notify(transaction, [outcome.uuid])
-        else:
-            transaction.postpone(
-                outcome.uuid,
-                due=now_us + max(1, int(outcome.delay * 1e6)),
-                attempts=outcome.attempts,
-                dispatched_at=begun_us,
-                reason=outcome.reason,
-                deliveries=outcome.deliveries,
-            )
 
     def _notify(self, transaction: WriteTransaction, ended: Sequence[bytes]) -> None:
         """Store the requests that follow because these have ended."""

@@ -22,7 +22,7 @@ from titanic import Client, InvalidRequest, Refused, Server
 from titanic.dispatch.attempts import Finish
 from titanic.dispatch.outcomes import CompletionEvents, OutcomeWrite
 from titanic.facts.recorder import FactsRecorder
-from titanic.facts.set_limits import KnownSettings
+from titanic.facts.set_service import KnownSettings
 from titanic.store import MIN_CAPACITY, LeaseConfig, ServiceSetting, State, Status, open_store
 from titanic.store.postgres.tools import check
 
@@ -274,7 +274,7 @@ import sys
 from pathlib import Path
 from titanic.dispatch.outcomes import CompletionEvents
 from titanic.facts.recorder import FactsRecorder
-from titanic.facts.set_limits import KnownSettings
+from titanic.facts.set_service import KnownSettings
 from titanic.store import NewRequest, ServiceSetting, Status, open_store
 
 place, when = sys.argv[1:]

@@ -22,7 +22,7 @@ from support.waiting import until
 from broker import Worker
 from titanic import Client, InvalidRequest, Refused, Server
 from titanic.errors import Forbidden
-from titanic.facts import set_limits
+from titanic.facts import set_service
 from titanic.settings import ServiceLimits
 from titanic.store import LeaseConfig
 
@@ -248,7 +248,7 @@ def test_what_cannot_be_set(tmp_path: Path, wrong: dict[str, Any], text: str) ->
 
 
 def test_the_number_of_services_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(set_limits, "MOST", 2)
+    monkeypatch.setattr(set_service, "MOST", 2)
     with serving(tmp_path) as server, Client(server.endpoints[0], timeout=60) as client:
         for name in ("a", "b", "a"):
             client.set_limits(name, running=2)

@@ -1,4 +1,5 @@
-"""Limits of services that admins set while servers run. They are laid over the configured ones at every node.
+"""What admins set for services while servers run: titanic.admin changes it, titanic.stats reports it (PROTOCOL.md).
+Limits are laid over the configured ones at every node.
 
     key           value
     ------------  -------------
@@ -15,12 +16,14 @@ import contextlib
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import cast
+from typing import Any, cast
 
-from msgspec import MsgspecError, msgpack
+from msgspec import UNSET, MsgspecError, msgpack
 
 from titanic.errors import InvalidRequest
+from titanic.protocol import tsp
 from titanic.protocol.documents import LimitsSet, LimitValues
+from titanic.protocol.messages import SetAction
 from titanic.settings import ServiceLimits
 from titanic.store import (
     NOTHING_SET,
@@ -31,6 +34,7 @@ from titanic.store import (
     ServiceSettings,
     WriteTransaction,
 )
+from titanic.util.text import limit_value
 
 KIND = b"l"
 
@@ -76,7 +80,49 @@ def service_settings(transaction: ReadTransaction) -> dict[bytes, ServiceSetting
     return found
 
 
-def change(
+def _name(what: str, value: str) -> bytes:
+    name = value.encode()
+    if fault := tsp.request_fault([name, b""]):
+        raise ValueError(f"{what}: {fault}")
+    return name
+
+
+def apply(
+    transaction: WriteTransaction,
+    options: SetAction,
+    act: tuple[int, str],
+    configured: Mapping[bytes, ServiceLimits],
+) -> tuple[ServiceSettings, dict[str, Any]]:
+    """Change the given settings. Returns the settings of all services, and the answer for this one. `act`: when, and
+    who. `configured`: limits. Raises ValueError and InvalidRequest."""
+    service = _name("service", options.service)
+    if limits := _limits(options):
+        transaction.put_facts([(KIND, b"")])  # other nodes that change limits wait from here
+    settings = service_settings(transaction)
+    before = setting = settings.get(service, NOTHING_SET)
+    if options.paused is not UNSET:
+        setting = setting._replace(paused=bool(options.paused))
+    if options.on_end is not UNSET:
+        on_end = b"" if options.on_end is None else _name("on_end", options.on_end)
+        if on_end == service:
+            raise ValueError("on_end must be another service: otherwise each notification would cause another")
+        setting = setting._replace(on_end=on_end)
+    if setting != before or not limits:
+        transaction.set_service(service, setting._replace(limits=None))
+    answer: dict[str, Any] = {"service": service.decode(), **_as_json(setting)}
+    if limits:
+        setting = setting._replace(limits=_change_limits(transaction, service, limits, settings, act))
+        holds = in_force(configured, {service: setting}).get(service, Limits())
+        answer["limits"] = values(holds)
+        if setting.limits is not None:
+            answer["limits_set"] = limits_set(setting.limits, configured.get(service), names=True)
+    settings[service] = setting
+    if setting == NOTHING_SET:
+        del settings[service]
+    return settings, {"done": int(setting != before), **answer}
+
+
+def _change_limits(
     transaction: WriteTransaction,
     service: bytes,
     changes: Mapping[str, float],
@@ -107,7 +153,7 @@ def in_force(configured: Mapping[bytes, ServiceLimits], settings: ServiceSetting
     return found
 
 
-def described(override: LimitOverride, configured: ServiceLimits | None, *, names: bool) -> LimitsSet:
+def limits_set(override: LimitOverride, configured: ServiceLimits | None, *, names: bool) -> LimitsSet:
     """What was set for a service, and the configured limits. `names`: whether to say by whom."""
     by = override.by if names else ""
     return {**values(override.limits), "configured": values(configured or Limits()), "at": override.at, "by": by}
@@ -116,3 +162,27 @@ def described(override: LimitOverride, configured: ServiceLimits | None, *, name
 def values(limits: ServiceLimits | Limits) -> LimitValues:
     """Limits as JSON has them."""
     return cast(LimitValues, {name: getattr(limits, name) or None for name in Limits._fields})
+
+
+def _limits(options: SetAction) -> dict[str, float]:
+    given = {name: getattr(options, name) for name in Limits._fields}
+    return {name: value or 0 for name, value in given.items() if value is not UNSET}
+
+
+def act_of(options: SetAction) -> tuple[str, str]:
+    """The act for the audit, and its text."""
+    limits, others = _limits(options), {"paused": options.paused, "on_end": options.on_end}
+    said = {name: value for name, value in others.items() if value is not UNSET}
+    if [*said, *limits] == ["paused"]:
+        return ("pause" if options.paused else "resume"), ""
+    said |= {name: limit_value(name, value) if value else "configured" for name, value in limits.items()}
+    return ("set" if len(said) > len(limits) else "limits"), " ".join(f"{name}={one}" for name, one in said.items())
+
+
+def document(settings: ServiceSettings) -> dict[str, Any]:
+    """The settings in titanic.stats."""
+    return {name.decode(errors="replace"): _as_json(setting) for name, setting in settings.items()}
+
+
+def _as_json(setting: ServiceSetting) -> dict[str, Any]:
+    return {"paused": setting.paused, "on_end": setting.on_end.decode(errors="replace") or None}
