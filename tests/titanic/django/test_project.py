@@ -115,7 +115,7 @@ def project(tmp_path: Path, server: Server) -> Project:
     return Project(tmp_path, server.endpoints[0])
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+@pytest.mark.parametrize("kind", [pytest.param("sqlite", marks=pytest.mark.torture), "postgresql"])
 def test_the_recipe(tmp_path: Path, server: Server, client: Client, kind: str) -> None:
     project = Project(tmp_path, server.endpoints[0], kind)
     project.python("manage.py", "migrate", "--run-syncdb", "-v0")

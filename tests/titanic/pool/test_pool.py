@@ -345,7 +345,7 @@ def test_only_the_request_that_needs_too_much_memory_is_charged(
         group.rmdir()
 
 
-@pytest.mark.parametrize("way", ["exit", "segfault", "kill"])
+@pytest.mark.parametrize("way", ["exit", "segfault"])
 def test_a_death_with_one_request_is_an_attempt_and_the_next_one_is_alone(
     server: Server, client: Client, tmp_path: Path, way: str
 ) -> None:
@@ -471,8 +471,9 @@ def test_a_job_that_is_left_at_its_limit(server: Server, client: Client, tmp_pat
         app.client.disconnect()
 
 
-@pytest.mark.parametrize("kind", ["integrated", "stand-alone"])
-@pytest.mark.parametrize("before", ["wanted", "closed", "leaving"])
+@pytest.mark.parametrize(
+    ("kind", "before"), [("stand-alone", "wanted"), ("integrated", "closed"), ("integrated", "leaving")]
+)
 def test_a_closed_job_is_killed_on_demand(tmp_path: Path, kind: str, before: str) -> None:
     """It may have been closed before, without that, or its process may have had its last request. What its process had
     beside it starts anew."""

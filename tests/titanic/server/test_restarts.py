@@ -291,7 +291,7 @@ def test_torture_of_kills(place: Place) -> None:
 def test_replies_on_their_way_at_a_kill_count(place: Place) -> None:
     """Jobs take no time: at each kill replies are on their way to the server, or in its memory."""
     dice = random.Random(SEED)
-    kills, each = (200 if LONG else 20), 100
+    kills, each = (200 if LONG else 6), 100
     executed: Counter[bytes] = Counter()
 
     def work(frames: list[bytes]) -> Iterator[bytes]:
