@@ -167,6 +167,8 @@ def chart(title: str, lines: Sequence[Line], text_of: Format) -> Markup:
     parts = [Markup('<svg class="chart" viewBox="0 0 {} {}" role="img" aria-label="{}">').format(
         WIDTH, HEIGHT, f"{title}, last 60 minutes. {summary}"
     )]  # fmt: skip
+    for number, line in enumerate(lines, 1):  # below the labels
+        parts.append(Markup('<path class="line s{}" d="{}"/>').format(number, _path(line.values, top)))
     for share in (0, 0.5, 1):
         y = _y(top * share, top)
         parts.append(Markup('<path class="grid-line" d="M{} {:.1f}H{}"/>').format(LEFT, y, WIDTH - RIGHT))
@@ -177,8 +179,6 @@ def chart(title: str, lines: Sequence[Line], text_of: Format) -> Markup:
         text = f"{60 - 30 * half} min ago" if half < 2 else "now"
         svg = '<text x="{:.0f}" y="{}" text-anchor="{}">{}</text>'
         parts.append(Markup(svg).format(x, HEIGHT - 5, anchor, text))
-    for number, line in enumerate(lines, 1):
-        parts.append(Markup('<path class="line s{}" d="{}"/>').format(number, _path(line.values, top)))
     parts.append(Markup("</svg>"))
     return Markup("").join(parts) + legend(lines, text_of)
 

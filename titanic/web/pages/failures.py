@@ -34,8 +34,8 @@ MAX_CALLS = 3
 LISTED = 100
 """Groups that are listed, and requests of a group on a page."""
 
-PARTS = 30
-"""Bars of a chart."""
+PARTS, HOUR_US = 30, 3_600_000_000
+"""Bars of a chart, and the microseconds that one covers, at least."""
 
 SPANS = {"hour": (3600, "in the last hour"), "day": (86_400, "in the last day"), "week": (604_800, "in the last week")}
 
@@ -111,7 +111,7 @@ def _since(span: str) -> int:
 
 def _counted(group: FailureGroupInfo, since: int) -> FailureGroup:
     """A group as the server has counted it, of the failures since then."""
-    points = [(at, count) for at, count in group["hours"] if at + 3_600_000_000 > since]
+    points = [(at, count) for at, count in group["hours"] if at + HOUR_US > since]
     count = group["failed"] + group["retried"] if group["first"] >= since else sum(count for _, count in points)
     name, title = group["service"] or "", group["text"] if count > 1 else group["example"] or group["text"]
     return FailureGroup(
@@ -128,7 +128,8 @@ async def failures(request: Request) -> Response:
     since = now - SPANS[span][0] * 1_000_000 if span in SPANS else min((one.first for one in groups), default=now)
     until = now if span in SPANS else max((one.last for one in groups), default=now)
     shown = groups[:LISTED]
-    counts = {one.id: histogram(one.points, since, until, PARTS) for one in shown}
+    begins, ends = chart_span(since, until)
+    counts = {one.id: histogram(one.points, begins, ends, PARTS) for one in shown}
     most = max((max(each) for each in counts.values()), default=0) or 1
     return app_state(request).page(
         request,
@@ -145,7 +146,14 @@ async def failures(request: Request) -> Response:
         query=_suffix(service, span),
         since=since,
         until=until,
+        begins=begins,
     )
+
+
+def chart_span(since: int, until: int) -> tuple[int, int]:
+    """The time that a chart covers: failures are counted by hour, so a bar is no less than that."""
+    ends = until - until % HOUR_US + HOUR_US
+    return min(since, ends - PARTS * HOUR_US), ends
 
 
 def _query(request: Request) -> tuple[str, str]:
@@ -192,8 +200,8 @@ async def _members(client: Client, group: FailureGroup, since: int, after: str |
 async def group_page(request: Request) -> Response:
     """Show a group."""
     chosen, found = await _group(request)
-    start = request.url.path + _suffix(*_query(request))
-    chart = bars(histogram(chosen.points, chosen.first, chosen.last, PARTS), "Failures over time")
+    begins, ends = chart_span(chosen.first, chosen.last)
+    counts = histogram(chosen.points, begins, ends, PARTS)
     after = request.query_params.get("after", "")
     return app_state(request).page(
         request,
@@ -202,8 +210,10 @@ async def group_page(request: Request) -> Response:
         rows=found.rows,
         query=_suffix(*_query(request)),
         next=request.url.path + _suffix(*_query(request), found.after) if found.after else "",
-        start=start if after else "",
-        chart=chart,
+        start=request.url.path + _suffix(*_query(request)) if after else "",
+        chart=bars(counts, "Failures over time"),
+        begins=begins,
+        most=max(counts),
     )
 
 

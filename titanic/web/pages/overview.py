@@ -45,11 +45,8 @@ from titanic.web.template_filters import (
     spark,
 )
 
-RATES = ("accepted", "succeeded", "failed")
-"""Counts that are shown per second."""
-
-TOP = 12
-"""Services that are shown."""
+RATES, TOP = ("accepted", "succeeded", "failed"), 12
+"""Counts that are shown per second, and how many services are."""
 
 SLOW = 2.5
 """Seconds: a response that took longer is a warning."""
@@ -102,7 +99,7 @@ async def overview(request: Request) -> Response:
         request,
         "overview.html",
         stats=sample.stats,
-        rates={} if facts is None else {name: current(facts, facts["total"], name, now) for name in RATES},
+        rates={one: current(facts, facts["total"], one, now) for one in RATES} if facts else {},
         health=assess(
             sample, services, failing, known, [] if isinstance(poison, NotPermitted) else poison, nodes or (), slower
         ),

@@ -46,9 +46,6 @@ from titanic.web.template_filters import Line, chart, number, rate, service_url
 PAGE = 100
 """Services on a page."""
 
-RATES = ("succeeded", "failed")
-"""Counts that are shown per second."""
-
 RECENT_FAILURES = 5
 
 MAX_DELIVERIES, MAX_ALL_DELIVERIES = 200, 1000
@@ -271,7 +268,9 @@ async def service(request: Request) -> Response:
         latency=None if isinstance(latency, NotPermitted) else latency,
         own=isinstance(facts, NotPermitted),
         failures=None if isinstance(failures, NotPermitted) else failures,
-        rates={} if not history or not figures else {name: current(history, figures, name, now) for name in RATES},
+        rates={}
+        if not history or not figures
+        else {name: current(history, figures, name, now) for name in ("succeeded", "failed")},
         charts=_charts(history, figures, known.unended, now) if known and history and figures else [],
         sources=sources(settings, name),
         hooks=[] if known is None else await cache.get(request, "hook rows", _hooks, state, client, name),

@@ -14,7 +14,7 @@ from support.waiting import until
 from titanic import Client
 from titanic.facts.groups import MAX_TEXT, normalize
 from titanic.protocol.answers import RequestInfo
-from titanic.web.pages.failures import group_failures, histogram
+from titanic.web.pages.failures import PARTS, chart_span, group_failures, histogram
 
 
 def test_an_empty_list_says_what_it_shows(http: httpx.Client) -> None:
@@ -135,6 +135,15 @@ def test_groups_are_by_service_state_and_text_largest_first() -> None:
     ]
     assert len({one.id for one in found}) == 3
     assert found[0].id == group_failures(rows[::-1])[0].id
+
+
+def test_a_bar_is_no_less_than_an_hour() -> None:
+    """Because failures are counted by hour: those of the last minutes are in the last bar."""
+    hour, minute = 3_600_000_000, 60_000_000
+    begins, ends = chart_span(100 * hour + 5 * minute, 100 * hour + 9 * minute)
+    assert (begins, ends) == ((101 - PARTS) * hour, 101 * hour)
+    assert histogram([(100 * hour, 7), (99 * hour, 2)], begins, ends, PARTS)[-2:] == [2, 7]
+    assert chart_span(0, 100 * hour)[0] == 0
 
 
 def test_failures_are_counted_by_time() -> None:

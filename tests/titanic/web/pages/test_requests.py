@@ -188,8 +188,8 @@ def test_all_that_match_are_closed_with_their_number_typed(http: httpx.Client, c
     assert "Delete all matching…" in page_of(http, "/requests?service=mail&state=waiting").text
     where, page = all_that_match(http, do="close", service="mail", state="waiting", age="under-1h")
     assert page.headings[0] == "Delete 150 requests?"
-    assert page.figures["service"] == "mail"
-    assert "submitted since" in page.figures
+    assert page.figures["Service"] == "mail"
+    assert "Submitted since" in page.figures
     form = page.form(f"/actions{where}")
     late = client.submit("mail", b"came later")
     for typed in ("", "149"):
