@@ -221,7 +221,9 @@ def convert(option: click.Option, value: Any) -> tuple[Any, str]:
     if isinstance(option.type, EndpointType):
         given = values if option.multiple else value
         return given, next((f": {fault}" for one in values if (fault := option.type.fault(one))), "")
-    if isinstance(option.type, click.Path):  # another user's process may be the one to read it, and checks that itself
+    # Another command may be meant, which another user runs: it checks that it can read the file, and FOLDER, which a
+    # copy is not, that it is no URL of a database.
+    if isinstance(option.type, click.Path):
         kind, option = copy(option.type), copy(option)
         kind.readable, option.type = False, kind
     context = click.Context(click.Command(""))

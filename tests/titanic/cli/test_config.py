@@ -91,3 +91,11 @@ def test_sizes_that_are_none(value: str) -> None:
     done = here("serve", "--capacity", value)
     assert done.code == 2
     assert "is not a size" in done.err
+
+
+def test_a_database_at_the_top_of_a_file_is_right_though_a_backup_needs_a_directory(tmp_path: Path, toml: Path) -> None:
+    toml.write_text('store = "postgresql://titanic@db/titanic"\n')
+    assert here("config", "check", toml).code == 0
+    ended = here("backup", tmp_path / "copy", "--config", toml)
+    assert ended.code == 2
+    assert "a directory is needed, not the URL of a database" in ended.err
