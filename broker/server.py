@@ -129,10 +129,7 @@ class LocalPeer:
 
     def send(self, messages: Sequence[Frames]) -> None:
         """Send messages to the broker. Any thread may; in the broker's, not while it flushes."""
-        if self._broker.loop.is_here:
-            self._broker.receive_local(self, messages)
-        else:
-            self._broker.loop.call(self._broker.receive_local, self, messages)
+        self._broker.loop.perform(self._broker.receive_local, self, messages)
 
     def worker_of(self, mark: bytes) -> WorkerHold | None:
         """Return which worker has a request of this peer, by its mark; None: none has it. Any thread may call this."""
@@ -309,10 +306,7 @@ class Broker(CoreRunner[BrokerCore]):
     def reply(self, answers: Iterable[tuple[Request, Frames]]) -> None:
         """Answer requests of integrated services. Any thread may; in the broker's, where a batch is handled, or in the
         turn of a channel that rests."""
-        if self.loop.is_here:
-            self._reply(answers)
-        else:
-            self.loop.call(self._reply, answers)
+        self.loop.perform(self._reply, answers)
 
     def congested(self, request: Request) -> bool:
         """Return whether the requester has enough to read already, or the loop is behind: more large answers would only
@@ -332,10 +326,7 @@ class Broker(CoreRunner[BrokerCore]):
         with access control has it."""
         if self.core.guard is None:
             raise UsageError("this broker runs without access control; restart it with access=…")
-        if self.loop.is_here:
-            self._reload(access)
-        else:
-            self.loop.call(self._reload, access)
+        self.loop.perform(self._reload, access)
 
     def connect_local(
         self,

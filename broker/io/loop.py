@@ -241,10 +241,12 @@ class Loop:
                 self._signalled = True
                 os.write(self._wake_write, b"!")
 
-    @property
-    def is_here(self) -> bool:
-        """Whether the loop runs, and in the caller's thread."""
-        return get_ident() == self._thread
+    def perform(self, function: Action, *args: Any) -> None:
+        """Call a function at once in the loop's thread, from any other thread soon."""
+        if get_ident() == self._thread:
+            function(*args)
+        else:
+            self.call(function, *args)
 
     @property
     def ended(self) -> bool:

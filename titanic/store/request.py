@@ -126,9 +126,15 @@ class NewRequest(NamedTuple):
         return size + key_size(self.owner, len(self.unique), 1) if self.unique else size
 
 
-given_values: Values = attrgetter(*[*COLUMNS][2:])
+_GIVEN = [*COLUMNS][2:]
+given_values: Values = attrgetter(*_GIVEN)
 """The values of a new request's fields, in the order of `COLUMNS`; `uuid` and `submitted_at`, which come first, are
 added by the store."""
+
+
+def as_new(request: RequestFields, body: Sequence[bytes]) -> NewRequest:
+    """A stored request as it was handed in, but with this body."""
+    return NewRequest(body=body, **dict(zip(_GIVEN, given_values(request), strict=True)))
 
 
 def fields_size(request: NewRequest | RequestFields, frames: int, body_bytes: int) -> int:

@@ -26,7 +26,7 @@ from titanic.store.lmdb.schema import (
 )
 from titanic.store.lmdb.transaction import Writing
 from titanic.store.records import Outcome
-from titanic.store.request import NewRequest
+from titanic.store.request import as_new
 from titanic.store.rules import drops_body, late, times_again
 from titanic.store.states import ENDING, TRANSITIONS, Event, State, Status
 from titanic.util.ids import SIZE
@@ -230,7 +230,7 @@ def _with_body(
         return blobs[0][0]
 
     service, owner = header.service, header.owner
-    new = _as_new(header, body)._replace(priority=priority, not_before=not_before)
+    new = as_new(header, body)._replace(priority=priority, not_before=not_before)
     record = request_record.encode(uuid, new, header.submitted_at, place_body)
     expect_room(tx, [len(record)], {0: sum(ref.pages * PAGE for ref, _ in blobs)})
     for ref, frames in blobs:
@@ -243,25 +243,9 @@ def _with_body(
     return record
 
 
-def _as_new(header: RequestHeader, body: Sequence[bytes]) -> NewRequest:
-    """Return the request of a record with this body."""
-    return NewRequest(
-        service=header.service,
-        body=body,
-        priority=header.priority,
-        not_before=header.not_before,
-        expires_at=header.expires_at,
-        max_attempts=header.max_attempts,
-        options=header.options,
-        key=header.key,
-        owner=header.owner,
-        source=header.source,
-    )
-
-
 def drop_body(tx: Writing, uuid: bytes, header: RequestHeader) -> None:
     """Write the record of a request that has ended without its body."""
-    record = request_record.encode(uuid, _as_new(header, []), header.submitted_at)
+    record = request_record.encode(uuid, as_new(header, []), header.submitted_at)
     tx.put(tx.db.requests, uuid, record)
     tx.drop_blob(header.ref)
     if header.owner:

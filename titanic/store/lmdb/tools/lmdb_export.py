@@ -55,7 +55,7 @@ from titanic.store.moving import (
     life_of,
 )
 from titanic.store.records import MIN_CAPACITY
-from titanic.store.request import NewRequest, StoredRequest
+from titanic.store.request import as_new
 
 UNFINISHED = "unfinished-migration"
 _ROOMY = 1 << 40
@@ -290,7 +290,7 @@ def _put_life(tx: LmdbWriteTransaction, life: StoredLife) -> None:
     def put_blob(body: bytes) -> Ref:
         return _put_blob(tx, body)
 
-    record = request_record.encode(uuid, _as_new(request), request.submitted_at, put_blob)
+    record = request_record.encode(uuid, as_new(request, request.body), request.submitted_at, put_blob)
     if not tx.raw.put(uuid, record, db=tx.db.requests, append=True):
         raise StoreFailed("the request IDs do not ascend", f"{uuid.hex()} follows a higher one", "report this")
     size = request_record.decode_header(uuid, record).size
@@ -309,11 +309,6 @@ def _put_life(tx: LmdbWriteTransaction, life: StoredLife) -> None:
     tx.count_load(service, ready=0 if past.due else 1, pending=1, size=size)
     if owner:
         tx.count_owned(owner, pending=1, size=size)
-
-
-def _as_new(request: StoredRequest) -> NewRequest:
-    given = {name: value for name, value in asdict(request).items() if name in NewRequest._fields}
-    return NewRequest(**given)
 
 
 def _put_blob(tx: LmdbWriteTransaction, body: bytes) -> Ref:
