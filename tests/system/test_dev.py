@@ -319,7 +319,7 @@ def version_of(scene: Scene) -> list[bytes]:
 def test_saves_while_jobs_run(scene: Scene) -> None:
     """Each save takes effect, none of the requests is lost, and none is executed twice: the processes of a version
     finish what they have."""
-    saves, at_once = (50, 20) if LONG else (5, 10)
+    saves, broken, at_once = (50, 5, 20) if LONG else (3, 3, 10)
     uuids: list[str] = []
     enough = threading.Event()
 
@@ -337,9 +337,9 @@ def test_saves_while_jobs_run(scene: Scene) -> None:
         try:
             until(scene.journal)
             for version in range(1, saves + 1):
-                if version % 5 == 0:
+                if version % broken == 0:
                     scene.write(version, "def broken(:")
-                    dev.says(rf"(?s)(waiting for a change of its source.*){{{version // 5}}}")
+                    dev.says(rf"(?s)(waiting for a change of its source.*){{{version // broken}}}")
                 scene.write(version)
                 until(lambda version=version: any(line[1] == version for line in scene.journal()[-100:]))
         finally:

@@ -49,6 +49,7 @@ def test_the_walk(endpoint: str, tmp_path: Path) -> None:
     assert here("reply", uuid, *at).code == 4
 
 
+@pytest.mark.parametrize("endpoint", ["two processes"], indirect=True)
 def test_many_at_once(endpoint: str, tmp_path: Path) -> None:
     at = ("--endpoint", endpoint)
     with working(tmp_path, endpoint, "count", "wc", "-c", options=("--jobs", "2")):

@@ -490,6 +490,6 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 AnyOrder.TestCase.settings = settings(
-    max_examples=20_000 if LONG else 400, stateful_step_count=40, deadline=None, derandomize=not LONG
+    max_examples=20_000 if LONG else 100, stateful_step_count=40, deadline=None, derandomize=not LONG
 )
 TestAnyOrder = pytest.mark.torture(short=True)(AnyOrder.TestCase)

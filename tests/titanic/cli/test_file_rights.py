@@ -72,6 +72,7 @@ def test_the_lock_may_not_be_written(store: Path, command: list[str | Path]) -> 
     )
 
 
+@pytest.mark.parametrize("command", ["ls"], indirect=True)
 def test_the_lock_may_not_be_made(store: Path, command: list[str | Path]) -> None:
     rights(store, folder=0o755)
     (store / "lock.mdb").unlink()
@@ -82,7 +83,13 @@ def test_the_lock_may_not_be_made(store: Path, command: list[str | Path]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("folder", "fact"), [(0o555, "data.mdb is not readable"), (0, "its directory cannot be entered")]
+    ("command", "folder", "fact"),
+    [
+        ("status", 0o555, "data.mdb is not readable"),
+        ("check", 0, "its directory cannot be entered"),
+        ("backup", 0, "its directory cannot be entered"),
+    ],
+    indirect=["command"],
 )
 def test_what_may_not_be_read(store: Path, command: list[str | Path], folder: int, fact: str) -> None:
     rights(store, folder=folder, data=0)

@@ -108,14 +108,14 @@ def test_many_failed_log_ins_take_no_row_of_an_act() -> None:
     store = MemoryStore()
     audit = Audit(room=1 << 20)
     chief = Origin("ann", "cli", "192.0.2.1")
-    for number in range(20_000):
+    for number in range(4_000):
         audit.refused("", "login", f"198.51.100.{number % 250}")
         if number % 20 == 0:
             with store.write() as transaction:
                 audit.put(transaction, [chief.act("close", count=1)], 1_000_000 + number)
                 audit.put_refusals(transaction, audit.take_refusals())
     with store.read() as transaction:
-        assert len(transaction.facts(b"a", limit=5000)) == 1000
+        assert len(transaction.facts(b"a", limit=5000)) == 200
         assert len(transaction.facts(b"r", limit=5000)) <= 2 * 250
 
 

@@ -76,6 +76,8 @@ def test_a_module_that_is_called_like_one_of_ours(folder: Path, name: str) -> No
         load("loading_shop:app")
     assert str(caught.value) == what
     assert str(theirs) in involved("loading_shop:app", None)  # to be tried again when it is renamed
+    if name != "titanic.py":
+        return
     command = [sys.executable, "-P", "-m", "titanic", "worker", "loading_shop:app", "--endpoint", "tcp://127.0.0.1:1"]
     worker = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert (worker.returncode, what in worker.stderr) == (2, True)
