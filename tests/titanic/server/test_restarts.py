@@ -267,7 +267,7 @@ def test_a_user_that_is_removed_or_may_not_work_any_more(place: Place, text: str
 def test_torture_of_kills(place: Place) -> None:
     """The server is killed again and again, at any moment, while jobs run: each is executed once."""
     dice = random.Random(SEED)
-    jobs, kills = (50, 50) if LONG else (20, 6)
+    jobs, kills = (50, 50) if LONG else (20, 3)
     work = Handler()
     with Worker("echo", work, place.endpoint, jobs=jobs, config=QUICK), place.client() as client:
         with place.process():
