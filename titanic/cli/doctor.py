@@ -225,14 +225,16 @@ class Doctor:
     def _services(self, stats: Any, workers: dict[str, int] | None) -> None:
         waiting = {name: count for name, count in stats["services"].items() if count}
         paused = [name for name, one in stats.get("settings", {}).items() if one["paused"] and name in waiting]
-        elsewhere = stats.get("workers_elsewhere", {})
+        elsewhere, more = stats.get("workers_elsewhere", {}), stats.get("other", {}).get("services", 0)
         absent = [
             name
             for name in waiting
             if workers is not None and not workers.get(name) and not elsewhere.get(name) and name not in paused
         ]
         if absent:
-            self._add("services", f"no workers: {_named(absent, waiting)}", "start workers: titanic work", ok=False)
+            self._add(
+                "services", f"no workers: {_named(absent, waiting, more)}", "start workers: titanic work", ok=False
+            )
         if paused:
             advice = "titanic resume SERVICE; titanic audit --act pause shows who paused it"
             self._add("services", f"paused: {_named(paused, waiting)}", advice, ok=False)
@@ -285,11 +287,12 @@ class Doctor:
         self._add("versions", text, "use the server's version here, or upgrade the server", ok=ok)
 
 
-def _named(names: list[str], waiting: dict[str, int]) -> str:
-    """Some services, with how many of their requests wait."""
+def _named(names: list[str], waiting: dict[str, int], more: int = 0) -> str:
+    """Some services, with how many of their requests wait. `more`: there are so many besides."""
     most = sorted(names, key=lambda name: -waiting[name])
     shown = ", ".join(f"{name} ({waiting[name]} waiting)" for name in most[:MAX_NAMED])
-    return shown + (f", and {len(most) - MAX_NAMED} more" if len(most) > MAX_NAMED else "")
+    more += max(0, len(most) - MAX_NAMED)
+    return shown + (f", and {more} more" if more else "")
 
 
 @command()

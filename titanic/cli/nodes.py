@@ -230,7 +230,7 @@ def limits(service: str, reset: bool | None, as_json: bool, reach: EndpointReach
         if changes:
             row = client.set_limits(service, **cast(LimitValues, changes))
         else:
-            row = {**client.stats(services=True)["by_service"].get(service, {})}
+            row = {**client.stats(services=True, of=[service])["by_service"].get(service, {})}
     if as_json:
         print_json({name: row[name] for name in ("limits", "limits_set") if name in row})
         return

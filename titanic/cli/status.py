@@ -60,7 +60,11 @@ def status(as_json: bool, watch: float | None, **where: Any) -> None:
                      transactions open in its database for 5 minutes;
                      pinned: bytes that cannot be reused until they end;
                      absent if there are none
-    services         {name: number of waiting requests}
+    services         {name: number of waiting requests} of about 1,000
+                     services: those with workers, limits or other
+                     settings, then those with the most
+    other            {services, waiting, delayed}: the other services;
+                     absent if there are none
     settings         {name: {paused, on_end}} of services with operator
                      settings; absent if there are none
     filled_by        [{service, live, ended, closed, bytes}] of the services
@@ -180,6 +184,8 @@ def _show(document: dict[str, Any], before: tuple[float, dict[str, Any]] | None 
         for name in sorted(names)
         if not name.startswith("titanic.")
     ]
+    if (other := document.get("other")) is not None:
+        rows.append((f"(others: {other['services']})", str(other["waiting"]), ""))
     if filling := [one for one in document.get("filled_by", ()) if one["bytes"]]:
         click.echo()
         lines = [
@@ -337,8 +343,8 @@ def services(as_json: bool, last: float, reach: EndpointReach) -> None:
         return
     titles = "SERVICE", "WAITING", "RUNNING", "WORKERS", "DONE", "FAILED", "RETRIED", "PER MINUTE", "WAIT", "RUN"
     lines = [_service(name, row, last) for name, row in sorted(rows.items())]
-    if found["other"] is not None:
-        lines.append(_service("(others)", dict(found["other"]), last))
+    if found["other"] is not None or "other" in stats:
+        lines.append(_service("(others)", {**(found["other"] or {}), **stats.get("other", {})}, last))
     print_table(titles, lines, right=titles[1:])
     for name, now in stats.get("by_service", {}).items():
         if now.get("limits_set"):

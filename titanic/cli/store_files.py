@@ -86,12 +86,13 @@ class Files:
     def stats(self, *, filled_by: bool = False) -> dict[str, Any]:
         """What is stored and what waits."""
         with self._store.read() as transaction:
-            settings, counts = transaction.service_settings(), ready_counts(transaction.queues())
+            settings, queues = transaction.service_settings(), transaction.queues()
+            counts = ready_counts(queues)
             return {
                 "store": {"path": self._store.place, **transaction.counts()._asdict()},
                 "services": {name.decode(errors="replace"): count for name, count in counts.items()},
                 **({"settings": set_service.document(settings)} if settings else {}),
-                **({"filled_by": server_stats.filled_by(transaction)} if filled_by else {}),
+                **({"filled_by": server_stats.filled_by(transaction, queues)} if filled_by else {}),
             }
 
     def nodes(self) -> builtins.list[NodeInfo] | None:

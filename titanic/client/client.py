@@ -373,10 +373,11 @@ class Client:
 
     # -- reading ---------------------------------------------------------------------------------------------
 
-    def stats(self, *, services: bool = False, filled_by: bool = False) -> Stats:
+    def stats(self, *, services: bool = False, filled_by: bool = False, of: Sequence[str] = ()) -> Stats:
         """Return statistics: stored, waiting and running requests, and counters since the start. `services`: also those
-        of each service, as `by_service`. `filled_by`: also the services that fill the store most."""
-        return finish(self._own.stats(services=services, filled_by=filled_by))
+        of each service, as `by_service`. `filled_by`: also the services that fill the store most. Of more than 1,000
+        services, some are one sum, `other`; those in `of` are named in any case."""
+        return finish(self._own.stats(services=services, filled_by=filled_by, of=of))
 
     def facts(self, seconds: float = 3600.0, *, of: Sequence[str] = (), failures: bool = False) -> FactsInfo:
         """Return what services have done in the last `seconds`, at most four weeks, over restarts and on all nodes: by

@@ -409,10 +409,10 @@ class ClientCore:
 
     # -- reading ---------------------------------------------------------------------------------------------
 
-    async def stats(self, *, services: bool = False, filled_by: bool = False) -> Stats:
+    async def stats(self, *, services: bool = False, filled_by: bool = False, of: Sequence[str] = ()) -> Stats:
         """What is stored, what waits for each service, what is running, what was done since the start."""
-        asked = {"services": services, "filled_by": filled_by}
-        return cast(Stats, await self._document(tsp.STATS, {name: True for name, value in asked.items() if value}))
+        asked = {"services": services, "filled_by": filled_by, "of": [*of]}
+        return cast(Stats, await self._document(tsp.STATS, {name: value for name, value in asked.items() if value}))
 
     async def facts(self, seconds: float = 3600.0, *, of: Sequence[str] = (), failures: bool = False) -> FactsInfo:
         """What services have done in the last `seconds`, and the groups of failures."""

@@ -228,11 +228,23 @@ class StoreReaderInfo(TypedDict):
     pinned: int
 
 
+class OtherServices(TypedDict):
+    """The services that are not named, together. `services`: how many there are, as far as known."""
+
+    services: int
+    waiting: int
+    delayed: int
+
+
 class Stats(TypedDict):
     """What is stored, what waits for each service, what is running, what was done since the start."""
 
     store: StoreStats
     services: dict[str, int]
+    """Of at most about 1,000 services: those with workers, limits or other settings, and those with the most requests
+    waiting."""
+    other: NotRequired[OtherServices]
+    """The others; absent when there are none."""
     durability: Literal["synced", "relaxed", "memory"]
     accepting: bool
     """Whether new requests are taken."""

@@ -182,6 +182,8 @@ class StatsOptions(Struct):
 
     nodes: bool = False
     services: bool = False
+    of: list[str] = []
+    """Services that are named in any case."""
     workers: bool = False
     filled_by: bool = False
     facts: float = 0

@@ -306,7 +306,8 @@ class Server:
             node = self.node
             elsewhere = {} if node is None else running_elsewhere(rows_of(transaction), node.incarnation())
             running, skip = self.dispatcher.in_flight(), self.dispatcher.running()
-            services = service_snapshots(transaction, running, elsewhere, skip, workers, self.store.now_us())
+            named = self._context.named.choose(transaction, {*running, *(workers or ())})
+            services = service_snapshots(transaction, named, running, elsewhere, skip, workers, self.store.now_us())
             store_id = (transaction.identity() or b"").hex()
             space = transaction.space()
             full_in = self._context.fill_rate.full_in(time.monotonic(), transaction)

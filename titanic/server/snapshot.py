@@ -12,6 +12,7 @@ from titanic.commit.writer import Histogram
 from titanic.errors import RecordCorrupt
 from titanic.facts.counts import OTHER
 from titanic.facts.recorder import ServiceTotals
+from titanic.services.named_services import Named
 from titanic.store import NO_QUEUE, Counts, Durability, ReadTransaction, StoreReader, ready_counts
 
 MOST_SERVICES = 100
@@ -109,6 +110,7 @@ class ServerSnapshot:
 
 def service_snapshots(
     transaction: ReadTransaction,
+    known: Named,
     running: Mapping[bytes, int],
     elsewhere: Mapping[bytes, int],
     skip: Container[bytes],
@@ -117,8 +119,9 @@ def service_snapshots(
 ) -> dict[str, ServiceSnapshot]:
     """Snapshots of the services with their own statistics, and one of all others together. `elsewhere`: the number of
     requests running at other nodes. `skip`: the requests running here."""
-    queues = ready_counts(transaction.queues()).items()
-    waiting = {name: max(0, n - running.get(name, 0) - elsewhere.get(name, 0)) for name, n in queues}
+    ready = ready_counts(known.queues)
+    waiting = {name: max(0, n - running.get(name, 0) - elsewhere.get(name, 0)) for name, n in ready.items()}
+    unread = max(0, transaction.counts().waiting - sum(ready.values())) if known.others else 0
     named = gather(waiting, running, workers)
     found, figures = {}, transaction.queues(named, skip)
     for name in named:
@@ -129,7 +132,7 @@ def service_snapshots(
             None if workers is None else workers.get(name, 0),
             0.0 if oldest is None else max(0.0, (now_us - oldest) / 1e6),
         )
-    return found | others(named, waiting, running, workers)
+    return found | others(named, waiting, running, workers, unread)
 
 
 def archive_lag(transaction: ReadTransaction, now_us: int) -> ArchiveLag | None:
@@ -159,14 +162,17 @@ def others(
     waiting: Mapping[bytes, int],
     running: Mapping[bytes, int],
     workers: WorkerCounts | None,
+    unread: int = 0,
 ) -> dict[str, ServiceSnapshot]:
-    """The snapshot of all services that are not `named`, together; empty when there are none."""
+    """The snapshot of all services that are not `named`, together; empty when there are none. `unread`: so many
+    requests wait besides."""
     apart = set(named)
     rest = [
         None if each is None else sum(count or 0 for name, count in each.items() if name not in apart)
         for each in (waiting, running, workers)
     ]
-    return {OTHERS: ServiceSnapshot(rest[0] or 0, rest[1] or 0, rest[2])} if any(rest) else {}
+    found = ServiceSnapshot((rest[0] or 0) + unread, rest[1] or 0, rest[2])
+    return {OTHERS: found} if any(found[:3]) else {}
 
 
 def shown_totals(totals: Mapping[bytes, ServiceTotals]) -> dict[str, ServiceTotals]:

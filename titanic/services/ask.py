@@ -21,6 +21,7 @@ from titanic.facts.recorder import FactsRecorder
 from titanic.facts.set_service import KnownSettings
 from titanic.protocol import tsp
 from titanic.protocol.tsp import Frames, Progress
+from titanic.services.named_services import NamedServices
 from titanic.services.ownership import Refusals
 from titanic.store import HistoryWriter, ReadTransaction, ServiceSettings
 from titanic.store.rules import FACTS_ROOM
@@ -345,6 +346,8 @@ class ServiceContext:
     keep_body: float = 0.0
     """Seconds for which bodies are kept, if neither request nor service says it; 0: as long as the request. Any thread
     may replace it."""
+    named: NamedServices = field(default_factory=NamedServices)
+    """Which services answers name."""
     history: FactsCache = field(default_factory=FactsCache)
     """Answers about what services did, used by the reader's thread."""
     # Each of the following is counted in one thread, because += is not atomic.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from typing import Any, Literal
 
 from broker import User, WorkerReport, read_json
@@ -17,10 +17,11 @@ from titanic.protocol.messages import read_stats
 from titanic.protocol.permissions import lacks
 from titanic.protocol.tsp import SERVICES, Frames
 from titanic.services import nodes
-from titanic.services.ask import ServiceContext, ServiceHost
+from titanic.services.ask import ServiceContext, ServiceFigures, ServiceHost
+from titanic.services.named_services import MOST_FILLING
 from titanic.services.ownership import is_hidden
 from titanic.settings import ServiceLimits
-from titanic.store import NO_QUEUE, NOTHING_SET, Limits, ReadTransaction, ServiceSettings, Store, ready_counts
+from titanic.store import NO_QUEUE, NOTHING_SET, Limits, QueueFigures, ReadTransaction, ServiceSettings, Store
 from titanic.store.states import ENDED
 from titanic.util import ids
 from titanic.util.text import read_process
@@ -35,7 +36,7 @@ MOST_IN_LIST = 20_000
 """Workers, services and requests in a list of workers."""
 
 MOST_SERIES = 100
-"""Services of which each minute or hour is sent."""
+"""Services of which each minute or hour is sent, or that are asked for by name."""
 
 SEPARATE = "the broker is a separate process, which does not report its workers"
 
@@ -44,8 +45,6 @@ SAMPLE, SAMPLE_BYTES = 1000, 4 << 20
 
 ROW = 300
 """Bytes of a request besides its body and its reply, roughly."""
-
-MOST_FILLING = 10
 
 
 def answer(
@@ -74,17 +73,22 @@ def answer(
     space = transaction.space()
     rows = nodes.rows_of(transaction) if shares else ()
     elsewhere = nodes.running_elsewhere(rows, me)
-    running = Counter(host.figures().running) + Counter(elsewhere)
+    figures, limits, settings = host.figures(), context.settings.limits, context.settings.all
+    running = Counter(figures.running) + Counter(elsewhere)
+    live = {name for name, count in figures.workers.items() if count != 0}
+    first = {*live, *running, *elsewhere, *limits, *settings}
+    anyway = {name.encode() for name in asked.of[:MOST_SERIES]}
+    named = context.named.choose(transaction, {*first, *figures.ended, *figures.workers, *anyway}, first, anyway)
+    queues = {name: named.queues.get(name, NO_QUEUE) for name in named.services}
     counts, now = transaction.counts(), time.monotonic()
+    waiting = max(0, counts.waiting - running.total())
     lately = now < context.refused_full_at + REFUSED_LATELY
     document: dict[str, Any] = {
-        "store": {
-            "path": store.place,
-            **counts._replace(waiting=max(0, counts.waiting - running.total()))._asdict(),
-        },
+        "store": {"path": store.place, **counts._replace(waiting=waiting)._asdict()},
         "services": {
-            name.decode(errors="replace"): max(0, count - running[name])
-            for name, count in ready_counts(transaction.queues()).items()
+            name.decode(errors="replace"): max(0, queue.ready - running[name])
+            for name, queue in queues.items()
+            if queue.ready
         },
         "durability": store.durability,
         "accepting": not (space.disk_full or space.full),
@@ -95,25 +99,29 @@ def answer(
         **context.dispatcher.stats(),
         "facts": {"used": transaction.facts_bytes(), "room": store.facts_room},
     }
+    if named.others > 0:
+        delayed = counts.delayed - sum(queue.unended - queue.ready for queue in queues.values())
+        waits = waiting - sum(document["services"].values())
+        document["other"] = {"services": named.others, "waiting": max(0, waits), "delayed": max(0, delayed)}
     if readers := store.readers():
         document["readers"] = [reader._asdict() for reader in readers]
     if shares:
         document |= nodes.shared(rows, me, document["running"])
     if asked.services:
-        limits, settings = context.settings.limits, context.settings.all
-        services = _services(transaction, host, limits, settings, context.dispatcher.running(), elsewhere)
-        names, configured = user is None or lacks(user, "audit") is None, context.settings.configured
+        skip = context.dispatcher.running()
+        services = _services(transaction, named.services, figures, limits, settings, skip, elsewhere)
+        by, configured = user is None or lacks(user, "audit") is None, context.settings.configured
         for name, one in settings.items():
-            if one.limits is not None:
-                row = services[name.decode(errors="replace")]
-                row["limits_set"] = set_service.limits_set(one.limits, configured.get(name), names=names)
+            row = services.get(name.decode(errors="replace"))
+            if one.limits is not None and row is not None:
+                row["limits_set"] = set_service.limits_set(one.limits, configured.get(name), names=by)
         document["by_service"] = services
         if user is None or user.admin:
             refused = host.forbidden().items()
             document["refusals"] = [{"user": name, "action": action, "count": n} for (name, action), n in refused]
             document["refused"] = dict(context.refused)
     if asked.filled_by:
-        document["filled_by"] = filled_by(transaction)
+        document["filled_by"] = filled_by(transaction, named.queues)
     if context.settings.missed:
         document["since_start"]["ends_missed"] = context.settings.missed
     if context.settings.all:
@@ -123,9 +131,9 @@ def answer(
     return [tsp.OK, json.dumps(document).encode()]
 
 
-def filled_by(transaction: ReadTransaction) -> list[Filling]:
+def filled_by(transaction: ReadTransaction, queues: Mapping[bytes, QueueFigures]) -> list[Filling]:
     """The services that fill the store most, the largest first. What has ended is not counted by service: the newest
-    are read."""
+    are read. `queues`: the largest, at least."""
     counts, archive = transaction.counts(), transaction.archive()
     first = max(archive.first, archive.last - SAMPLE + 1)
     try:
@@ -136,7 +144,7 @@ def filled_by(transaction: ReadTransaction) -> list[Filling]:
     whole = sum(len(rows) for rows in kinds if len(rows) < SAMPLE)
     found = {
         name: Filling(service=name.decode(errors="replace"), live=one.unended, ended=0, closed=0, bytes=one.bytes)
-        for name, one in transaction.queues().items()
+        for name, one in queues.items()
     }
     sampled = sum(map(len, kinds)) - whole
     for rows in kinds:
@@ -153,11 +161,14 @@ def _add(
     found: dict[bytes, Filling], kind: Literal["ended", "closed"], rows: Sequence[tuple[bytes, int]], weight: float
 ) -> None:
     """Add requests, of which each stands for `weight`: their services and sizes."""
+    sizes = Counter[bytes]()
+    for name, size in rows:
+        sizes[name] += size
     for name, count in Counter(name for name, _ in rows).items():
         text = name.decode(errors="replace")
         one = found.setdefault(name, Filling(service=text, live=0, ended=0, closed=0, bytes=0))
         one[kind] += round(weight * count)
-        one["bytes"] += round(weight * sum(size for service, size in rows if service == name))
+        one["bytes"] += round(weight * sizes[name])
 
 
 def _workers(transaction: ReadTransaction, host: ServiceHost, user: User | None, now_us: int) -> WorkersInfo:
@@ -217,19 +228,19 @@ def _uuid(context: bytes) -> str:
 
 def _services(
     transaction: ReadTransaction,
-    host: ServiceHost,
+    names: Collection[bytes],
+    figures: ServiceFigures,
     limits: Mapping[bytes, ServiceLimits],
     settings: ServiceSettings,
     skip: Container[bytes],
     elsewhere: Mapping[bytes, int],
 ) -> dict[str, ServiceStats]:
-    """The services that there are, by name. `skip`: the requests that are running here; `elsewhere`: how many of each
-    service are at other nodes."""
-    queues, figures = transaction.queues(skip=skip), host.figures()
+    """All about these services. `skip`: the requests that are running here; `elsewhere`: how many of each service are
+    at other nodes."""
+    queues = transaction.queues(names, skip)
     running, workers, ended = figures.running, figures.workers, figures.ended
-    names = queues.keys() | running.keys() | workers.keys() | ended.keys() | limits.keys() | settings.keys()
     found: dict[str, ServiceStats] = {}
-    for name in sorted(names.difference(SERVICES)):
+    for name in names:
         queue, set_for, limit = queues.get(name, NO_QUEUE), settings.get(name, NOTHING_SET), limits.get(name)
         here_running = running.get(name, 0)
         done, failed, expired = ended.get(name, (0, 0, 0))

@@ -178,9 +178,14 @@ class ReadTransaction(Protocol):
         """
 
     def queues(
-        self, services: Collection[bytes] | None = None, skip: Container[bytes] | None = None
+        self,
+        services: Collection[bytes] | None = None,
+        skip: Container[bytes] | None = None,
+        after: bytes = b"",
+        limit: int | None = None,
     ) -> dict[bytes, QueueFigures]:
-        """The figures of each service that has requests, or of those of `services` that have some, from counters.
+        """The figures of each service that has requests, or of those of `services` that have some, from counters. Of
+        all, with a `limit`, those of so many behind the name `after`, in order.
 
         With `skip`, also when the oldest request in the queue was submitted, of those that are not in `skip` and, in a
         store that nodes share, that no node has claimed. The store searches each queue for it.

@@ -226,10 +226,14 @@ class MemoryReadTransaction:
         return min([time + ahead_us for time in times] + [time for time, _ in tables.due[:1]], default=None)
 
     def queues(
-        self, services: Collection[bytes] | None = None, skip: Container[bytes] | None = None
+        self,
+        services: Collection[bytes] | None = None,
+        skip: Container[bytes] | None = None,
+        after: bytes = b"",
+        limit: int | None = None,
     ) -> dict[bytes, QueueFigures]:
         loads, found = self.tables.services, dict[bytes, QueueFigures]()
-        for service in loads if services is None else services:
+        for service in sorted(name for name in loads if name > after)[:limit] if services is None else services:
             if service in loads:
                 queue = self.tables.ready.get(service, [])
                 oldest = None if skip is None else _oldest(queue, skip)

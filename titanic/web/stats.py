@@ -7,7 +7,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, TypeVar, TypeVarTuple, cast
 
 from markupsafe import Markup
@@ -93,6 +93,14 @@ class StatsPoller:
         """By span and services."""
         self._visitor: Visitor | None = None
         """The last visitor with permission: the background task polls with this visitor's key."""
+
+    async def sample_of(self, visitor: Visitor, service: str) -> StatsSample:
+        """Return a sample in which this service is named. Raises what `sample` raises."""
+        sample = await self.sample(visitor)
+        if "other" not in sample.stats or service in sample.stats.get("by_service", {}):
+            return sample
+        stats: dict[str, Any] = {**await visitor.client.stats(services=True, of=[service])}
+        return replace(sample, stats=stats, workers=_workers(stats))
 
     async def sample(self, visitor: Visitor) -> StatsSample:
         """Return a sample that is at most two seconds old. Raises what `Client.stats` raises, such as Forbidden."""

@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 from support.cli_titanic import Running, here, running, serving
+from support.serving import serving as server_here
 from support.waiting import until
 
 from broker import RemoteError, Worker
 from titanic.cli.status import Observation, judge
 from titanic.client.client import Client
 from titanic.errors import Refused
+from titanic.services.named_services import NamedServices
 
 
 def output(one: Running) -> str:
@@ -202,6 +204,18 @@ def test_services_show_what_they_did_before_a_restart(tmp_path: Path) -> None:
         lines = here("services", "--endpoint", endpoint).out.decode().splitlines()
         assert [line.split()[0] for line in lines] == ["SERVICE", "absent", "echo"]
         assert here("check", "--store", tmp_path / "store", "--json").json["problems"] == []
+
+
+def test_of_many_services_the_others_are_one_sum(tmp_path: Path) -> None:
+    with server_here(tmp_path) as server, Client(server.endpoints[0]) as client:
+        server._context.named = NamedServices(most=2)
+        for number in range(5):
+            client.submit(f"s{number}", b"x")
+        where = "--endpoint", server.endpoints[0]
+        assert here("status", "--json", *where).json["other"] == {"services": 3, "waiting": 3, "delayed": 0}
+        assert "(others: 3)        3" in here("status", *where).out.decode()
+        assert "(others)" in here("services", *where).out.decode()
+        assert ", and 3 more" in here("doctor", "--store", tmp_path / "none", *where).out.decode()
 
 
 def test_errors_are_grouped_as_the_server_counted_them(tmp_path: Path) -> None:

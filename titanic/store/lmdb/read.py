@@ -169,12 +169,16 @@ def _oldest(tx: Reading, service: bytes, skip: Container[bytes]) -> int | None:
 
 
 def queues(
-    tx: Reading, services: Collection[bytes] | None = None, skip: Container[bytes] | None = None
+    tx: Reading,
+    services: Collection[bytes] | None = None,
+    skip: Container[bytes] | None = None,
+    after: bytes = b"",
+    limit: int | None = None,
 ) -> dict[bytes, QueueFigures]:
     """What each service has to do, of those that have something; with `skip`, also the oldest request not in it."""
     tx.put_counters()
     found: dict[bytes, QueueFigures] = {}
-    for service, load in _loads_by_service(tx, services):
+    for service, load in _loads_by_service(tx, services, after, limit):
         ready, unended, size = load
         oldest = _oldest(tx, service, skip) if ready and skip is not None else None
         found[service] = QueueFigures(ready, unended, size, oldest)
@@ -261,7 +265,9 @@ def is_untouched(tx: Reading) -> bool:
     return not kept and not tx.last_sequence() and not tx.archived()[0] and not has_settings
 
 
-def _loads_by_service(tx: Reading, services: Collection[bytes] | None) -> list[tuple[bytes, tuple[int, ...]]]:
+def _loads_by_service(
+    tx: Reading, services: Collection[bytes] | None, after: bytes, limit: int | None
+) -> list[tuple[bytes, tuple[int, ...]]]:
     prefix = schema.LOAD_PREFIX
     loads: list[tuple[bytes, tuple[int, ...]]] = []
     if services is not None:
@@ -270,10 +276,10 @@ def _loads_by_service(tx: Reading, services: Collection[bytes] | None) -> list[t
                 loads.append((service, row))
         return loads
     cursor = tx.raw.cursor(tx.db.meta)
-    if cursor.set_range(prefix):
+    if cursor.set_range(prefix + after + b"\0" if after else prefix):  # names have no null byte
         for view, value in cursor.iternext():
             key = bytes(view)
-            if not key.startswith(prefix):
+            if not key.startswith(prefix) or len(loads) == limit:
                 break
             loads.append((key[len(prefix) :], unpack(schema.LOAD, value, "meta", key)))
     return loads

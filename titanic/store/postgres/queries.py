@@ -236,8 +236,9 @@ _QUEUES = """
 SELECT l.name, l.ready, l.waiting, l.bytes, {firsts}
 FROM (
     SELECT name, sum(ready)::bigint AS ready, sum(waiting)::bigint AS waiting, sum(bytes)::bigint AS bytes
-    FROM titanic.load WHERE kind = 's' AND {which} GROUP BY name
-) AS l WHERE l.waiting > 0"""
+    FROM titanic.load WHERE kind = 's' AND {which} GROUP BY name HAVING sum(waiting) > 0
+    ORDER BY name LIMIT %s
+) AS l ORDER BY name"""
 
 _OLDEST = f"""ARRAY(
     SELECT one.uuid FROM generate_series(0, 9) AS p (rank) CROSS JOIN LATERAL (
@@ -246,15 +247,19 @@ _OLDEST = f"""ARRAY(
 
 
 def queues(
-    tx: SnapshotReader, services: Collection[bytes] | None = None, skip: Container[bytes] | None = None
+    tx: SnapshotReader,
+    services: Collection[bytes] | None = None,
+    skip: Container[bytes] | None = None,
+    after: bytes = b"",
+    limit: int | None = None,
 ) -> dict[bytes, QueueFigures]:
     """What each service has to do, of those that have something; with `skip`, also the oldest that no node has
     claimed."""
     firsts = "'{}'::uuid[]" if skip is None else _OLDEST
-    which, names = ("true", []) if services is None else ("name = ANY(%s)", [texts(list(services))])
+    which, names = ("name > %s", after) if services is None else ("name = ANY(%s)", texts(list(services)))
     return {
         name: QueueFigures(ready, unended, size, min(map(time_of, uuids), default=None))
-        for name, ready, unended, size, uuids in tx.fetch(_QUEUES.format(firsts=firsts, which=which), *names)
+        for name, ready, unended, size, uuids in tx.fetch(_QUEUES.format(firsts=firsts, which=which), names, limit)
     }
 
 

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from titanic.protocol.answers import SUBMITTER_FIELDS
-from titanic.protocol.documents import FactSeries, Percentiles
+from titanic.protocol.documents import FactSeries, OtherServices, Percentiles
 from titanic.protocol.messages import (
     Delay,
     Ids,
@@ -298,9 +298,10 @@ class Service(ServiceNumbers):
 
 
 class ServicePage(TypedDict):
-    """A page of services."""
+    """A page of services. `other` is absent if all are listed."""
 
     services: list[Service]
+    other: NotRequired[OtherServices]
     next: Next
 
 
@@ -345,6 +346,7 @@ class Stats(TypedDict):
 
     services: Annotated[dict[str, Count], Meta(description="How many requests wait, by service.")]
     by_service: dict[str, ServiceNumbers]
+    other: NotRequired[OtherServices]
     accepting: Annotated[bool, Meta(description="Whether new requests are accepted.")]
 
 

@@ -254,7 +254,7 @@ def page_size(given: dict[str, str]) -> int:
     return read_integer("limit", given["limit"], 1, MOST_UUIDS) if "limit" in given else PAGE
 
 
-def page(path: str, rows: Mapping[str, list[Any]], given: dict[str, str], after: str | None) -> Response:
+def page(path: str, rows: Mapping[str, Any], given: dict[str, str], after: str | None) -> Response:
     """Make a page. `rows`: by name. `given`: the query. `after`: where the next page starts; None: this is the last."""
     following = None if after is None else f"{ROOT.get()}{path}?{urlencode({**given, 'after': after}, quote_via=quote)}"
     headers = None if following is None else {"Link": f'<{following}>; rel="next"'}

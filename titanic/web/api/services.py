@@ -69,7 +69,8 @@ async def get_services(request: Request) -> Response:
     figures = _figures(stats) or {name: {"waiting": waiting} for name, waiting in stats["services"].items()}
     names = sorted(name for name in figures if name > given.get("after", ""))
     rows = [{"name": name, **figures[name], "links": _service_links(name)} for name in names[:limit]]
-    return page("/v1/services", {"services": rows}, given, names[limit - 1] if len(names) > limit else None)
+    other = {name: stats[name] for name in ("other",) if name in stats}
+    return page("/v1/services", {"services": rows, **other}, given, names[limit - 1] if len(names) > limit else None)
 
 
 def _figures(stats: dict[str, Any]) -> dict[str, Any]:

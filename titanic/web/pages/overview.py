@@ -108,7 +108,7 @@ async def overview(request: Request) -> Response:
         services=busiest,
         known=known,
         trends=_trends(facts, busiest),
-        others=len(services) - len(busiest),
+        others=len(services) - len(busiest) + sample.stats.get("other", {}).get("services", 0),
         charts=_charts(facts, sample.stats["store"], now),
         incomplete=facts is not None and bool(facts["incomplete"]),
     )

@@ -202,6 +202,7 @@ async def services(request: Request) -> Response:
         sort=order,
         total=len(every),
         found=len(chosen),
+        other=sample.stats.get("other"),
         first=first,
         services=shown,
         columns=_columns(text, only, order),
@@ -239,7 +240,7 @@ async def service(request: Request) -> Response:
         raise HTTPProblem(404, "no service given; choose one from the list of services")
     cache, client = state.cache, visitor.client
     sample, facts, failures = await asyncio.gather(
-        unless_forbidden("statistics and workers", state.stats_poller.sample(visitor)),
+        unless_forbidden("statistics and workers", state.stats_poller.sample_of(visitor, name)),
         unless_forbidden("history", cache.get(request, "facts", facts_of, client, [name])),
         unless_forbidden("failures", cache.get(request, "failures", _failures, client, name)),
     )
@@ -315,7 +316,7 @@ async def set_limits(request: Request) -> Response:
 
 async def _limits_set(client: Client, name: str) -> Mapping[str, Any]:
     """What an admin has set, and by whom, if the visitor may know."""
-    row: Mapping[str, Any] = (await client.stats(services=True))["by_service"].get(name, {})
+    row: Mapping[str, Any] = (await client.stats(services=True, of=[name]))["by_service"].get(name, {})
     return row.get("limits_set") or {}
 
 

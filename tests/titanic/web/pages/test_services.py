@@ -17,6 +17,7 @@ from support.web_secured import secured
 from broker import Worker
 from titanic import Client, Server
 from titanic.schedules.scheduler import pause_schedule
+from titanic.services.named_services import NamedServices
 from titanic.settings import ServiceLimits
 from titanic.web.pages import services
 from titanic.web.stats import StatsSample
@@ -69,6 +70,21 @@ def test_services_that_only_record_a_state_are_not_listed(http: httpx.Client, cl
     assert "cron.paused" not in http.get("/").text
     assert "web.hook" not in http.get("/requests").text.partition("<tbody>")[0]
     assert page_of(http, "/services/cron.paused").figures["Delayed"] == "1"
+
+
+def test_of_many_services_the_largest_are_listed_and_each_has_its_page(
+    http: httpx.Client, server: Server, client: Client
+) -> None:
+    server._context.named = NamedServices(most=3)
+    for name in ("a", "b", "c", "d", "e"):
+        client.submit_batch(name, [b"x"] * (2 if name in "cde" else 1))
+    until(lambda: "And 2 more services with 2 waiting requests" in page_of(http, "/services").text)
+    assert [row[0] for row in page_of(http, "/services").rows] == ["c", "d", "e"]
+    assert page_of(http, "/services/a").figures["Waiting"].startswith("1 oldest")
+    assert "All services (2 more)" in page_of(http, "/").text
+    listed = http.get("/v1/services").json()
+    assert [row["name"] for row in listed["services"]] == ["c", "d", "e"]
+    assert listed["other"] == {"services": 2, "waiting": 2, "delayed": 0}
 
 
 def test_a_service_that_has_more_than_its_limit_says_why(http: httpx.Client, server: Server, client: Client) -> None:
