@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import signal
 import socket
 import struct
 from pathlib import Path
@@ -11,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 import lmdb
 import pytest
-from support.cli_titanic import STOPPING, here, running, serving, titanic
+from support.cli_titanic import here, running, serving, titanic
 from support.raw_mdp import raw_worker
 from support.waiting import until
 
@@ -22,8 +23,7 @@ from titanic.errors import Refused, TimedOut
 ANY = "tcp://127.0.0.1:*"
 
 
-@pytest.mark.parametrize("number", STOPPING)
-def test_a_signal_ends_it_while_traffic_flows(tmp_path: Path, number: int) -> None:
+def test_a_signal_ends_it_while_traffic_flows(tmp_path: Path) -> None:
     """What was acknowledged until then is there afterwards."""
     with (
         serving(tmp_path) as (server, endpoint),
@@ -31,7 +31,7 @@ def test_a_signal_ends_it_while_traffic_flows(tmp_path: Path, number: int) -> No
         Client(endpoint, timeout=0.2, retries=0) as hasty,
     ):
         acknowledged = [client.submit("s", "x") for _ in range(10)]
-        server.send(number)
+        server.send(signal.SIGTERM)
         try:
             while True:
                 acknowledged.append(hasty.submit("s", "x"))
@@ -44,16 +44,15 @@ def test_a_signal_ends_it_while_traffic_flows(tmp_path: Path, number: int) -> No
     assert here("check", "--store", tmp_path / "store").code == 0
 
 
-@pytest.mark.parametrize("number", STOPPING)
-def test_the_second_signal_ends_it_at_once(tmp_path: Path, number: int) -> None:
+def test_the_second_signal_ends_it_at_once(tmp_path: Path) -> None:
     """Even while a worker has a request, and does not return with it."""
     with serving(tmp_path, "--grace", "1000") as (server, endpoint), raw_worker(endpoint, b"slow") as worker:
         here("submit", "slow", "x", "--endpoint", endpoint)
         worker.take()
-        server.send(number)
+        server.send(signal.SIGINT)
         server.says("stopping")
-        server.send(number)
-        assert server.ends() == 128 + number
+        server.send(signal.SIGINT)
+        assert server.ends() == 128 + signal.SIGINT
     assert here("check", "--store", tmp_path / "store").code == 0
 
 
@@ -91,12 +90,11 @@ def test_a_command_that_starts_the_log_leaves_that_of_other_tests_alone(on_disk:
     assert (root.level, root.handlers) == before
 
 
-@pytest.mark.parametrize("number", STOPPING)
-def test_a_broker_stops_too(tmp_path: Path, number: int) -> None:
+def test_a_broker_stops_too(tmp_path: Path) -> None:
     with running(tmp_path / "log", "broker", "--bind", ANY) as broker:
         endpoint = broker.says(r"broker at (\S+)\n")[1]
         assert here("call", "mmi.services", "--endpoint", endpoint).code == 0
-        broker.send(number)
+        broker.send(signal.SIGTERM)
         assert broker.ends() == 0
 
 

@@ -232,9 +232,10 @@ TAKEN = MOST_FRAMES - 5
 
 
 @pytest.mark.parametrize(
-    ("parts", "final"),
-    [([], MOST), ([1] * 1000, MOST - 1000)],
+    ("server", "parts", "final"),
+    [("integrated", [], MOST), ("apart", [1] * 1000, MOST - 1000)],
     ids=["one message", "many parts"],
+    indirect=["server"],
 )
 def test_the_longest_replies_can_be_fetched(client: Client, parts: list[int], final: int) -> None:
     uuid = finished(client, [[b""] * count for count in parts], [b""] * (final - 1) + [b"end"])
@@ -244,15 +245,17 @@ def test_the_longest_replies_can_be_fetched(client: Client, parts: list[int], fi
 
 
 @pytest.mark.parametrize(
-    ("parts", "final"),
+    ("server", "parts", "final"),
     [
-        ([], [b""] * (MOST + 1)),
-        pytest.param([], [b""] * TAKEN, marks=pytest.mark.torture),
-        pytest.param([[b""] * MOST], [b"end"], marks=pytest.mark.torture),
-        ([[b""] * 60_000] * 5, [b""]),
-        ([], [b"MDPE01", b"500 no", *[b""] * (TAKEN - 2)]),
+        ("apart", [], [b""] * (MOST + 1)),
+        pytest.param("integrated", [], [b""] * TAKEN, marks=pytest.mark.torture),
+        pytest.param("apart", [], [b""] * TAKEN, marks=pytest.mark.torture),
+        pytest.param("integrated", [[b""] * MOST], [b"end"], marks=pytest.mark.torture),
+        pytest.param("apart", [[b""] * MOST], [b"end"], marks=pytest.mark.torture),
+        ("integrated", [[b""] * 60_000] * 5, [b""]),
+        ("apart", [], [b"MDPE01", b"500 no", *[b""] * (TAKEN - 2)]),
     ],
-    ids=["one more", "as the broker takes", "with parts", "many parts", "an error"],
+    indirect=["server"],
 )
 def test_longer_ones_fail(client: Client, parts: list[list[bytes]], final: list[bytes]) -> None:
     uuid = finished(client, parts, final)
