@@ -342,7 +342,8 @@ def services(as_json: bool, last: float, reach: EndpointReach) -> None:
         print_json({**found, "services": rows})
         return
     titles = "SERVICE", "WAITING", "RUNNING", "WORKERS", "DONE", "FAILED", "RETRIED", "PER MINUTE", "WAIT", "RUN"
-    lines = [_service(name, row, last) for name, row in sorted(rows.items())]
+    unnamed = {"waiting": "?"} if "other" in stats else {}  # what waits for these is in the sum of the others
+    lines = [_service(name, {**unnamed, **row}, last) for name, row in sorted(rows.items())]
     if found["other"] is not None or "other" in stats:
         lines.append(_service("(others)", {**(found["other"] or {}), **stats.get("other", {})}, last))
     print_table(titles, lines, right=titles[1:])

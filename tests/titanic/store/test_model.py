@@ -347,6 +347,7 @@ class StoreMachine(RuleBasedStateMachine):
                 holders,
                 waiting_in(txn),
                 txn.queues(skip=()),
+                [*txn.queues(after=b"a", limit=1)],
                 txn.counts()[:4],
                 txn.next_due(ahead_us=self.ahead),
             )
