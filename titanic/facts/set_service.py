@@ -59,6 +59,8 @@ class KnownSettings:
         self.on_end: Mapping[bytes, bytes] = {}
         """The service that receives the completion events of each service. The events themselves cause none, so there
         are no loops."""
+        self.event_services: Collection[bytes] = frozenset()
+        """The services that receive completion events."""
 
     def know(self, settings: ServiceSettings, configured: Mapping[bytes, ServiceLimits] | None = None) -> None:
         """These hold now. `configured`: other limits than before."""
@@ -66,8 +68,10 @@ class KnownSettings:
         self.configured = self.configured if configured is None else configured
         self.limits = in_force(self.configured, settings)
         self.paused = frozenset(name for name, one in settings.items() if one.paused)
-        targets = {one.on_end for one in settings.values()}
-        self.on_end = {name: one.on_end for name, one in settings.items() if one.on_end and name not in targets}
+        self.event_services = frozenset(one.on_end for one in settings.values() if one.on_end)
+        self.on_end = {
+            name: one.on_end for name, one in settings.items() if one.on_end and name not in self.event_services
+        }
 
 
 def service_settings(transaction: ReadTransaction) -> dict[bytes, ServiceSetting]:

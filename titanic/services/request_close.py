@@ -103,7 +103,10 @@ class CloseWrite:
                 continue
             try:
                 closed = transaction.close(uuid, now_us)
-                if closed is not None and (closing.alive is not None or (user is not None and owner != user.owner)):
+                others = user is not None and owner != user.owner
+                # An event is the server's, and whoever receives it closes it.
+                others = others and closed is not None and closed.service not in self._context.settings.event_services
+                if closed is not None and (closing.alive is not None or others):
                     tallies.setdefault(closing, Tally()).add(closed.service, uuid)
                 # Of a request that was closed before the owner is not known any more.
                 if closing.alive is not None and (closed is not None or user is None or user.reads_all):

@@ -11,13 +11,14 @@ from support.access_files import ALICE, BOB, AccessFiles
 from support.serving import serving
 from support.waiting import until
 
+from broker import Worker
 from titanic import Client, UnknownRequest
 from titanic.client.calls import VIA
 from titanic.errors import Forbidden
 from titanic.facts.audit import Audit, FactsRing, Origin
 from titanic.store.memory import MemoryStore
 
-QUEUE = '[users.queue]\nkeys = ["queue.key"]\nadmin = true\nsubmit = ["*"]\n'
+QUEUE = '[users.queue]\nkeys = ["queue.key"]\nadmin = true\nsubmit = ["*"]\nwork = ["echo"]\n'
 """The administrator."""
 
 
@@ -74,6 +75,20 @@ def test_acts_on_requests_of_others_are_kept_over_a_restart(tmp_path: Path, file
         assert acts(chief) == expected
         refused = chief.audit(refusals=True)["refusals"]
         assert [(one["address"], one["user"]) for one in refused] == [("127.0.0.1", "bob")]
+
+
+def test_the_receiver_of_completion_events_closes_them_without_a_row(tmp_path: Path, files: AccessFiles) -> None:
+    with serving(tmp_path, access=files.path, key=files.key) as server:
+        endpoint = server.endpoints[0]
+        with Client(endpoint, **keys(files, "alice")) as alice, Client(endpoint, **keys(files, "queue")) as chief:
+            chief.set_service("echo", on_end="events")
+            with Worker("echo", list, endpoint, **keys(files, "queue")):
+                alice.wait(alice.submit("echo", b"x"), 30)
+            (event,) = until(lambda: chief.list(service="events")[0], 30)
+            other = alice.submit("echo", b"x")
+            chief.close(event["uuid"])
+            chief.close(other)
+            assert [(one["act"], one["uuid"]) for one in chief.audit(act="close")["acts"]] == [("close", other)]
 
 
 def test_a_list_with_beginnings_of_bodies_is_a_read(tmp_path: Path, files: AccessFiles) -> None:
