@@ -23,7 +23,6 @@ import tarfile
 import time
 import tomllib
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 from zipfile import ZipFile
@@ -120,11 +119,15 @@ def builders(releases: list[str]) -> Iterator[Builder]:
     for minor in range(11, 30):
         if (python := shutil.which(f"python3.{minor}")) and f"(3, {minor})" not in known:
             header = "import sysconfig; print(sysconfig.get_path('include'))"
-            headers = Path()
-            with suppress(ReleaseRefused):  # of pyenv, which has the name but not this version
+            try:
                 headers = Path(run(python, "-c", header))
+            except ReleaseRefused as error:  # of pyenv, which has the name but not this version
+                print(f"no wheel for Python 3.{minor}: {error}")
+                continue
             if (headers / "Python.h").exists():
                 yield Builder(f"python3.{minor}", python)
+            else:
+                print(f"no wheel for Python 3.{minor}: {headers / 'Python.h'} is missing; install its headers")
 
 
 def debian(release: str) -> Path:

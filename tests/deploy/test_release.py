@@ -127,7 +127,9 @@ def test_a_wheel_says_where_it_comes_from_and_what_it_has(
         release.check_bill(tmp_path / wheel.name, Path(sys.executable).parent, version)
 
 
-def test_pythons_that_cannot_build_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pythons_that_cannot_build_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Those that are only a name, as of pyenv, and those without headers."""
     for name, script in (
         ("python3.12", "exit 127"),
@@ -139,6 +141,9 @@ def test_pythons_that_cannot_build_are_left_out(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "Python.h").touch()
     monkeypatch.setenv("PATH", str(tmp_path))
     assert [one.name for one in tool(ROOT).builders([])] == ["python3.14"]
+    said = capsys.readouterr().out
+    assert f"no wheel for Python 3.12: {tmp_path}/python3.12 -c" in said
+    assert "no wheel for Python 3.13: /nowhere/Python.h is missing" in said
 
 
 @pytest.mark.torture
