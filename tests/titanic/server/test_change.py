@@ -78,6 +78,7 @@ def test_another_time(served: Server, client: Client) -> None:
         assert (row["priority"], row["due"] / 1e6) == (7, pytest.approx(time.time() + 7200, abs=600))
         client.change(uuid, delay=0)
         assert client.wait(uuid, 60) == [b"x"]
+    until(lambda: not client.workers()["workers"])
     uuid = client.submit("echo", "y")
     client.change(uuid, delay=0.2)
     assert client.show(uuid)["state"] == "delayed"
