@@ -214,7 +214,7 @@ def limits(service: str, reset: bool | None, as_json: bool, reach: EndpointReach
 
     A limit that is set replaces the one of --service-limit of titanic serve, for all servers that share the store. It
     survives restarts, and applies until it is reset. A lower limit stops no running request. TITANIC_ variables and
-    files set none.
+    files cannot set it.
 
     With access control, setting requires admin = true, and showing metrics = true. --json prints {limits: {waiting,
     bytes, running, rate}, and if any is set limits_set: {waiting, bytes, running, rate (null: not set), configured:
