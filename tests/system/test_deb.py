@@ -268,7 +268,8 @@ def test_an_upgrade_waits_for_no_worker(here: Machine, built: Path) -> None:
     assert (is_alive(before), here.shows("titanic-worker@slow", "NRestarts")) == (True, "0")
     go.touch()
     for uuid, pid, delivery in ((first, before, 1), (second, successor, 2)):
-        assert here.does("titanic", "reply", uuid, "--wait", "60", user=SOMEBODY) == f"done {pid} {delivery}"
+        done = here.does("titanic", "reply", uuid, "--wait", "60", user=SOMEBODY)
+        assert done == f"done {pid} {delivery}", here.journal()
     here.until(lambda: not is_alive(before))
     here.until(lambda: here.shows("titanic-worker@slow", "MainPID") == successor)
     here.does("dpkg", "--install", old)
