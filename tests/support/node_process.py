@@ -5,9 +5,9 @@ before it commits its first claim."""
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import sys
+import threading
 from itertools import count
 from typing import Any
 
@@ -26,7 +26,8 @@ class StopsInClaim(PostgresWriteTransaction):
         self.optimistic()  # not a transaction by itself
         found = super().claim(*given)
         if found is not None and found.rows and not next(self.times):
-            os.kill(os.getpid(), signal.SIGSTOP)
+            # To the process it would be another thread's to take, and this one could commit until that is scheduled.
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
         return found
 
 
