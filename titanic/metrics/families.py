@@ -31,7 +31,7 @@ REQUESTS = {
     "poisoned": "Requests that failed because three workers died of them.",
     "retried": "Attempts that failed and are retried.",
     "returned": "Requests returned to the queue because no worker took them.",
-    "closed": "Requests closed by their clients.",
+    "closed": "Requests closed by clients and administrators.",
     "replies_given": "Replies returned to clients.",
 }
 """The counters of requests, by the name that they are counted under."""

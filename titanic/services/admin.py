@@ -343,6 +343,7 @@ class AdminWrite(Write):
         report(self._acts)
         if self._jobs:
             self._context.host.wake_jobs()
+        self._context.counts["closed"] += len(self._closed)
         counted = ((CLOSED, self._counts), (CANCELLED, self._cancelled), (REQUEUED, self._requeued))
         for kind, services in counted:
             self._context.facts.count(kind, services)

@@ -421,6 +421,7 @@ def test_the_command_line(tmp_path: Path) -> None:
         assert here("redrive", slow["id"], "cancel", *at).code == 0
         assert here("close", "--where", "state=waiting", *at, stdin=b"3\n").code == 0
         assert not all_of(client, "mail", "waiting")
+        assert client.stats()["since_start"]["closed"] == 3
         for wrong in ("colour=red", "state", "state=done", "since=x"):
             assert here("retry", "--where", wrong, *at).code in (1, 2), wrong
         for wrong in ("since=2026-13-01", "until=2026-12-01", "since=2026-12-01T08:00"):
