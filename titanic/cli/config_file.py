@@ -221,8 +221,8 @@ def convert(option: click.Option, value: Any) -> tuple[Any, str]:
     if isinstance(option.type, EndpointType):
         given = values if option.multiple else value
         return given, next((f": {fault}" for one in values if (fault := option.type.fault(one))), "")
-    # Another command may be meant, which another user runs: it checks that it can read the file, and FOLDER, which a
-    # copy is not, that it is no URL of a database.
+    # The key may be for another command, which another user runs: that one checks whether it can read the file, and
+    # whether a URL of a database is allowed.
     if isinstance(option.type, click.Path):
         kind, option = copy(option.type), copy(option)
         kind.readable, option.type = False, kind

@@ -10,8 +10,11 @@ from typing import NamedTuple
 from titanic.protocol.tsp import SERVICES
 from titanic.store import NO_QUEUE, QueueFigures, ReadTransaction
 
-MOST_SERVICES, MOST_FILLING = 1000, 10
-"""Services that an answer names; services that fill the store most, which are remembered with them."""
+MOST_SERVICES = 1000
+"""Services that an answer names."""
+
+MOST_FILLING = 10
+"""Services that fill the store most, which are remembered besides."""
 
 STEP = 10_000
 """Queues that are read for an answer, in some 20 ms. If there are more, each answer continues behind the last one."""

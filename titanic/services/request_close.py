@@ -103,10 +103,7 @@ class CloseWrite:
                 continue
             try:
                 closed = transaction.close(uuid, now_us)
-                others = user is not None and owner != user.owner
-                # An event is the server's, and whoever receives it closes it.
-                others = others and closed is not None and closed.service not in self._context.settings.event_services
-                if closed is not None and (closing.alive is not None or others):
+                if closed is not None and (closing.alive is not None or self._is_of_others(closed, user, owner)):
                     tallies.setdefault(closing, Tally()).add(closed.service, uuid)
                 # Of a request that was closed before the owner is not known any more.
                 if closing.alive is not None and (closed is not None or user is None or user.reads_all):
@@ -128,6 +125,13 @@ class CloseWrite:
         ]
         self._context.audit.put(transaction, self._acts, now_us)
         self._context.closed_steps.put(transaction, steps)
+
+    def _is_of_others(self, closed: CloseResult, user: User | None, owner: bytes | None) -> bool:
+        """Whether the audit is to know who closed it. Completion events are the server's: who receives them closes
+        them."""
+        if user is None or owner == user.owner:
+            return False
+        return closed.service not in self._context.settings.event_services
 
     def __len__(self) -> int:
         return len(self._items or ())

@@ -34,8 +34,11 @@ MAX_CALLS = 3
 LISTED = 100
 """Groups that are listed, and requests of a group on a page."""
 
-PARTS, HOUR_US = 30, 3_600_000_000
-"""Bars of a chart, and the microseconds that one covers, at least."""
+PARTS = 30
+"""Bars of a chart."""
+
+HOUR_US = 3_600_000_000
+"""Microseconds that a bar covers, at least."""
 
 SPANS = {"hour": (3600, "in the last hour"), "day": (86_400, "in the last day"), "week": (604_800, "in the last week")}
 

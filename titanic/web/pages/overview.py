@@ -45,8 +45,11 @@ from titanic.web.template_filters import (
     spark,
 )
 
-RATES, TOP = ("accepted", "succeeded", "failed"), 12
-"""Counts that are shown per second, and how many services are."""
+RATES = ("accepted", "succeeded", "failed")
+"""Counts that are shown per second."""
+
+TOP = 12
+"""Services that are shown."""
 
 SLOW = 2.5
 """Seconds: a response that took longer is a warning."""
