@@ -17,9 +17,9 @@ from titanic.jobs.context import Retry as Retry
 from titanic.jobs.context import current as current
 from titanic.jobs.context import current_or_none as current_or_none
 from titanic.protocol.answers import Look as Look
-from titanic.protocol.answers import RequestInfo as RequestInfo
 from titanic.protocol.documents import ArchiveInfo as ArchiveInfo
 from titanic.protocol.documents import NodeInfo as NodeInfo
+from titanic.protocol.documents import RequestInfo as RequestInfo
 from titanic.protocol.documents import Stats as Stats
 from titanic.protocol.tsp import Progress as Progress
 from titanic.server.server import Server as Server

@@ -18,8 +18,8 @@ from titanic.cli.options import CONNECTION, FOLDER, PATIENCE, STORE, Decorator, 
 from titanic.client.client import Client
 from titanic.errors import StoreUnwritable
 from titanic.facts import set_service
-from titanic.protocol.answers import RequestInfo, check, unknown
-from titanic.protocol.documents import NodeInfo
+from titanic.protocol.answers import check, unknown
+from titanic.protocol.documents import NodeInfo, RequestInfo
 from titanic.protocol.tsp import Frames
 from titanic.services import list_requests, nodes, server_stats
 from titanic.settings import ServerConfig

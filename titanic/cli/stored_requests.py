@@ -38,8 +38,8 @@ from titanic.client.batching import KEY_PREFIX
 from titanic.client.client import Client
 from titanic.client.flows import FlowTree, flow_tree
 from titanic.errors import Forbidden, RequestFailed, TitanicError, UnknownRequest
-from titanic.protocol.answers import BODY_GONE, SUBMITTER_FIELDS, RequestInfo, lacks_body
-from titanic.protocol.documents import FailureGroupInfo, JobConditions
+from titanic.protocol.answers import BODY_GONE, lacks_body
+from titanic.protocol.documents import SUBMITTER_FIELDS, FailureGroupInfo, JobConditions, RequestInfo
 from titanic.protocol.submit_options import DEFAULT_PRIORITY
 from titanic.protocol.tsp import FLOW_SUFFIX, Frames
 from titanic.util import ids

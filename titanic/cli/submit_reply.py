@@ -38,8 +38,7 @@ from titanic.client.calls import BlockingWire, BrokerLimits, tries_of
 from titanic.client.client import Client
 from titanic.client.request_queue import Found
 from titanic.errors import RequestFailed, TimedOut, TitanicError, UnknownRequest
-from titanic.protocol.answers import RequestInfo
-from titanic.protocol.documents import JobConditions
+from titanic.protocol.documents import JobConditions, RequestInfo
 from titanic.protocol.submit_options import CONTENT_TYPE, TRACEPARENT, UniqueUntil
 from titanic.protocol.tsp import Frames
 from titanic.util.text import counted

@@ -23,7 +23,7 @@ from typing import Any, Literal, Self, Unpack
 from broker import DEFAULT_ENDPOINT, Curve, Key, credentials, each, finish, named
 from titanic.client.calls import BlockingWire, Body, Calls, tries_of
 from titanic.client.core import ClientCore, OnCount, OnProgress
-from titanic.protocol.answers import Ended, Look, RequestInfo
+from titanic.protocol.answers import Ended, Look
 from titanic.protocol.documents import (
     ArchiveInfo,
     AuditPage,
@@ -33,6 +33,7 @@ from titanic.protocol.documents import (
     LimitValues,
     NodeInfo,
     RedriveInfo,
+    RequestInfo,
     ScheduleInfo,
     ScheduleReport,
     Stats,

@@ -21,15 +21,7 @@ from titanic.client.calls import LEAST_LOOK, LONGEST_TRY, Body, Calls
 from titanic.client.rfc9_queue import Rfc9Queue
 from titanic.errors import Forbidden, InvalidRequest, TimedOut, TitanicError
 from titanic.protocol import tsp
-from titanic.protocol.answers import (
-    Ended,
-    Look,
-    RequestInfo,
-    check,
-    read_reply,
-    standing,
-    unknown,
-)
+from titanic.protocol.answers import Ended, Look, check, read_reply, standing, unknown
 from titanic.protocol.documents import (
     ArchiveInfo,
     AuditPage,
@@ -39,6 +31,7 @@ from titanic.protocol.documents import (
     LimitValues,
     NodeInfo,
     RedriveInfo,
+    RequestInfo,
     ScheduleInfo,
     ScheduleReport,
     Stats,

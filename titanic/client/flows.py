@@ -19,7 +19,7 @@ from typing import NamedTuple, TypedDict
 
 from titanic.client.request_queue import RequestQueue
 from titanic.errors import UnknownRequest
-from titanic.protocol.answers import ClosedStep, RequestInfo
+from titanic.protocol.documents import ClosedStep, RequestInfo
 from titanic.protocol.submit_options import MOST_UUIDS
 from titanic.protocol.tsp import FLOW_SUFFIX, step_key
 

@@ -6,7 +6,8 @@ from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from typing import Protocol, Unpack
 
 from titanic.client.calls import Body
-from titanic.protocol.answers import Ended, RequestInfo
+from titanic.protocol.answers import Ended
+from titanic.protocol.documents import RequestInfo
 from titanic.protocol.submit_options import ManyOptions, Span, SubmitOptions
 
 

@@ -18,7 +18,7 @@ from titanic.facts.counts import ACCEPTED
 from titanic.facts.recorder import FactsRecorder
 from titanic.facts.set_service import KnownSettings
 from titanic.logs import Incident, event
-from titanic.protocol.answers import AttemptHistory, FailedAttempt
+from titanic.protocol.documents import AttemptHistory, FailedAttempt
 from titanic.protocol.submit_options import DEFAULT_PRIORITY, read_policy
 from titanic.services.ask import Arrived, Inbox
 from titanic.store import (

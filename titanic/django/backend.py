@@ -24,7 +24,8 @@ from django.utils.module_loading import import_string
 from titanic.django.project import DjangoTasks, setup
 from titanic.errors import CallerError, InvalidRequest, RequestFailed, UnknownRequest
 from titanic.jobs.context import Cancelled, Failed, Retry, current
-from titanic.protocol.answers import BODY_GONE, RequestInfo
+from titanic.protocol.answers import BODY_GONE
+from titanic.protocol.documents import RequestInfo
 from titanic.protocol.submit_options import SharedOptions, SubmitOptions
 from titanic.tasks import InvalidArguments, Submission, TaskFailed
 from titanic.tasks.task_errors import describe

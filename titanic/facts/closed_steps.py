@@ -17,7 +17,7 @@ import msgspec
 
 from broker import User
 from titanic.facts.audit import FactsRing
-from titanic.protocol.answers import ClosedStep
+from titanic.protocol.documents import ClosedStep
 from titanic.protocol.tsp import FLOW_SUFFIX, read_step_key
 from titanic.store import CloseResult, ReadTransaction, State, WriteTransaction
 

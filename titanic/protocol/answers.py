@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, NotRequired, TypedDict
+from typing import NamedTuple
 
 import broker
 from titanic.errors import (
@@ -19,165 +19,10 @@ from titanic.errors import (
     UnknownRequest,
 )
 from titanic.protocol import tsp
-from titanic.protocol.tsp import Frames, Progress
+from titanic.protocol.documents import RequestInfo
+from titanic.protocol.tsp import Frames
 from titanic.util import ids
 from titanic.util.text import counted, duration, one_line
-
-
-class WhyInfo(TypedDict):
-    """Why a request is in its state. Later versions may have more kinds. Times are microseconds since 1970."""
-
-    kind: str
-    """`no-worker`, `busy`, `behind`, `paused`, `limit`, `rate`, `delayed`, `retry`, `running`, `storing`, `return` (its
-    worker is awaited), `lease` (its node is silent), `draining`, `refused`, `store`, `no-server`, `done`, `failed`,
-    `poison`, `expired` or `cancelled`."""
-    text: str
-    next: str
-    """What to do; empty: nothing."""
-    until: NotRequired[int]
-    """When it changes by itself, at the latest; of a request that has ended: when it ended."""
-    seconds: NotRequired[float]
-    """About how long until then."""
-    ahead: NotRequired[int]
-    """Requests of its service that come before it, at most 10,000."""
-    workers: NotRequired[int]
-    """How many requests the workers of its service take at a time."""
-    running: NotRequired[int]
-    """Requests of its service that are running."""
-    limit: NotRequired[float]
-    """The rate or the limit that is reached."""
-    requests: NotRequired[list[str]]
-    """Running ones that reach it, those that the client may read."""
-
-
-class FailedAttempt(TypedDict):
-    """An attempt of a request that failed, with what is known of its worker; what is not known is empty or null. Times
-    are microseconds since 1970."""
-
-    delivery: int
-    """The number of the delivery to a worker."""
-    outcome: Literal["failed", "died", "lost"]
-    """`failed`: the worker said so, or the attempt passed its limit; `died`: its worker died, which had nothing else;
-    `lost`: its worker died or left with other requests, too, which was no attempt."""
-    started_at: int
-    ended_at: int
-    worker: str
-    """The worker's process, as HOST:PID."""
-    host: str
-    pid: int | None
-    version: str
-    user: str
-    error: str
-    """Why, with the end of the traceback."""
-
-
-class ReplacedBody(TypedDict):
-    """A body that a request had before it was retried with another one."""
-
-    replaced_at: int
-    bytes: int
-    """Of the whole body."""
-    frames: list[str]
-    """Its first 16 KiB, at most; none if its body was not to be kept."""
-    base64: bool
-    """Whether the frames are in base64: some of them are not UTF-8."""
-
-
-class AttemptHistory(TypedDict):
-    """The attempts of a request that failed, those before a retry included."""
-
-    counts: dict[str, int]
-    """How many there were, by outcome."""
-    deaths: int
-    """Those since the request was submitted or retried at which a worker died."""
-    attempts: list[FailedAttempt]
-    """The first and the last four."""
-    replaced: NotRequired[list[ReplacedBody]]
-    """The first and the last of its earlier bodies."""
-
-
-class ClosedStep(TypedDict):
-    """A closed step of a flow: the state in which it was closed, and how many seconds its last attempt took."""
-
-    uuid: str
-    service: str
-    state: str
-    took: float | None
-
-
-class RequestInfo(TypedDict):
-    """All that is known of a request but its frames. Times are microseconds since 1970; 0 and "": there is none."""
-
-    uuid: str
-    service: str
-    state: Literal["waiting", "delayed", "running", "done", "failed", "expired", "cancelled"]
-    key: str
-    priority: int
-    max_attempts: int
-    options: dict[str, float]
-    """`limit`, `retry_first`, `retry_most`, `keep`, `keep_failed`, `keep_body` (unless it is `never`) and `unique_for`
-    as far as given, in seconds."""
-    submitted_at: int
-    not_before: int
-    expires_at: int
-    body_frames: int
-    body_bytes: int
-    attempts: int
-    deliveries: NotRequired[int]
-    """How often workers have had it before, where that is more than `attempts`; absent otherwise."""
-    running_since: NotRequired[int]
-    """When it was sent to a worker, while it is running; absent where that is not known: another node has it."""
-    worker: NotRequired[str]
-    """The process of the worker that has it, as HOST:PID; absent where that is not known."""
-    dispatched_at: int
-    """When it was sent to a worker, the last time."""
-    due: int
-    """When it is tried next."""
-    finished_at: int
-    reason: str
-    """Why it failed, the last time or for good."""
-    reply_frames: int
-    reply_bytes: int
-    history: NotRequired[AttemptHistory]
-    """The attempts that failed; absent in lists, and when there were none."""
-    closed_steps: NotRequired[list[ClosedStep]]
-    """Of a flow, those of flows within it included; absent in lists, and when there are none."""
-    progress: NotRequired[Progress]
-    """How far its worker is; absent unless it is running and has said so."""
-    trace: NotRequired[str]
-    """The `traceparent` that it was submitted with; absent when there was none."""
-    tracestate: NotRequired[str]
-    type: NotRequired[str]
-    """The content type of its body; absent when none was given."""
-    digest: NotRequired[str]
-    """What its submitter knows it by again; absent when none was given."""
-    on_failed: NotRequired[str]
-    """The service to notify if it fails; absent when none was given."""
-    keep_body: NotRequired[str]
-    """`never`, if that was given; otherwise absent."""
-    on_limit: NotRequired[str]
-    """`leave`, if that was given; otherwise absent."""
-    unique: NotRequired[str]
-    """What it is unique by, with `unique_until` or the `unique_for` in `options`; absent when it is not."""
-    unique_until: NotRequired[str]
-    paused: NotRequired[bool]
-    """True while it waits, or is delayed, and its service is paused; otherwise absent."""
-    owner: NotRequired[str]
-    """The user that submitted it; absent without access control."""
-    source: NotRequired[str]
-    """The IP address that it was submitted from; absent when it is not known."""
-    why: NotRequired[WhyInfo]
-    """Why it is in this state, when that was asked for."""
-    begin: NotRequired[str]
-    """The beginning of its body as text, when that was asked for; absent when the body is large."""
-
-
-SUBMITTER_FIELDS = {
-    "owner": "The user that submitted it.",
-    "source": "The IP address that it was submitted from.",
-}
-"""Texts about the submitter, by their names in RequestInfo; each is absent when it is empty."""
-
 
 BODY_GONE = "its body was deleted, by keep_body"
 

@@ -1,8 +1,152 @@
-"""What Titanic reports about itself: the JSON of titanic.stats and titanic.admin. A later version may report more."""
+"""What Titanic reports, each document declared once: about requests and about itself. The HTTP API derives its own from
+these (titanic/web/api/openapi.py), with the descriptions of the members. A later version may report more.
+
+It is not compiled: compiled types do not say which members may be absent.
+"""
 
 from __future__ import annotations
 
-from typing import Literal, NotRequired, TypedDict
+from typing import Annotated, Literal, NotRequired, TypedDict
+
+from titanic.protocol.tsp import Progress
+
+# The HTTP API makes of a text in Annotated the description of a member, and gives these types a form of their own:
+Time = Annotated[int, "time"]
+"""Microseconds since 1970."""
+MaybeTime = Annotated[int, "time or 0"]
+"""The same; 0: there is none."""
+Count = Annotated[int, "count"]
+Priority = Annotated[int, "priority"]
+Uuid = Annotated[str, "uuid"]
+
+
+class WhyInfo(TypedDict):
+    """Why a request is in its state, and what to do; later versions have more kinds."""
+
+    kind: Annotated[str, "A word such as `no-worker`, `busy`, `behind`, `paused` or `retry`."]
+    """Also `limit`, `rate`, `delayed`, `running`, `storing`, `return` (its worker is awaited), `lease` (its node is
+    silent), `draining`, `refused`, `store`, `no-server`, `done`, `failed`, `poison`, `expired` and `cancelled`."""
+    text: str
+    next: Annotated[str, "What to do; empty: nothing."]
+    until: NotRequired[Time]
+    """When it changes by itself, at the latest; of a request that has ended: when it ended."""
+    seconds: NotRequired[Annotated[float, "About how long until then."]]
+    ahead: NotRequired[Annotated[int, "Requests of its service before it, at most 10,000."]]
+    workers: NotRequired[Count]
+    """How many requests the workers of its service take at a time."""
+    running: NotRequired[Count]
+    limit: NotRequired[float]
+    """The rate or the limit that is reached."""
+    requests: NotRequired[list[Uuid]]
+    """Running ones that reach it, those that the client may read."""
+
+
+class FailedAttempt(TypedDict):
+    """An attempt that failed, with what is known of its worker; what is not known is empty or null."""
+
+    delivery: Annotated[int, "The number of the delivery to a worker."]
+    outcome: Annotated[
+        Literal["failed", "died", "lost"],
+        "`died`: its worker died, which had nothing else; `lost`: the worker died or left with other requests, too, "
+        "which was no attempt.",
+    ]
+    started_at: MaybeTime
+    ended_at: MaybeTime
+    worker: Annotated[str, "The worker's process, as HOST:PID."]
+    host: str
+    pid: int | None
+    version: str
+    user: str
+    error: Annotated[str, "Why, with the end of the traceback."]
+
+
+class ReplacedBody(TypedDict):
+    """A body that the request had before it was retried with another one."""
+
+    replaced_at: MaybeTime
+    bytes: Annotated[Count, "Of the whole body."]
+    frames: Annotated[list[str], "Its first 16 KiB, at most."]
+    """None if its body was not to be kept."""
+    base64: Annotated[bool, "Whether the frames are in base64: not all are UTF-8."]
+
+
+class AttemptHistory(TypedDict):
+    """The attempts of a request that failed, those before a retry included."""
+
+    counts: Annotated[dict[str, Count], "How many there were, by outcome."]
+    deaths: Annotated[int, "Those since the last retry at which a worker died."]
+    attempts: Annotated[list[FailedAttempt], "The first and the last four."]
+    replaced: NotRequired[Annotated[list[ReplacedBody], "The first and the last."]]
+
+
+class ClosedStep(TypedDict):
+    """A closed step of a flow: the state in which it was closed, and how many seconds its last attempt took."""
+
+    uuid: Uuid
+    service: str
+    state: str
+    took: float | None
+
+
+SUBMITTER_FIELDS = {
+    "owner": "The user that submitted it.",
+    "source": "The IP address that it was submitted from.",
+}
+"""Texts about the submitter, by their names in RequestInfo; each is absent when it is empty."""
+
+
+class RequestInfo(TypedDict):
+    """All that is known of a request but its body and reply."""
+
+    uuid: Uuid
+    service: str
+    state: Literal["waiting", "delayed", "running", "done", "failed", "expired", "cancelled"]
+    key: Annotated[str, "Its idempotency key; empty: it has none."]
+    priority: Priority
+    max_attempts: Annotated[Count, "0: the server's default."]
+    options: dict[str, float]
+    """`limit`, `retry_first`, `retry_most`, `keep`, `keep_failed`, `keep_body` (unless it is `never`) and `unique_for`
+    as far as given, in seconds."""
+    submitted_at: MaybeTime
+    not_before: MaybeTime
+    expires_at: MaybeTime
+    body_frames: Count
+    body_bytes: Count
+    attempts: Count
+    dispatched_at: MaybeTime
+    """When it was sent to a worker, the last time."""
+    due: MaybeTime
+    """When it is tried next."""
+    finished_at: MaybeTime
+    reason: Annotated[str, "Why it failed, the last time or for good."]
+    reply_frames: Count
+    reply_bytes: Count
+    worker: NotRequired[Annotated[str, "HOST:PID of the worker that has it, if known."]]
+    progress: NotRequired[Progress]
+    """How far its worker is, while it is running and has said so."""
+    running_since: NotRequired[MaybeTime]
+    """When it was sent to a worker, while it is running; absent where that is not known: another node has it."""
+    deliveries: NotRequired[Annotated[int, "How often it was sent to workers, if that is more than `attempts`."]]
+    trace: NotRequired[str]
+    """The `traceparent` that it was submitted with. This and what follows is absent when it was not given."""
+    tracestate: NotRequired[str]
+    owner: NotRequired[Annotated[str, SUBMITTER_FIELDS["owner"]]]
+    source: NotRequired[Annotated[str, SUBMITTER_FIELDS["source"]]]
+    type: NotRequired[Annotated[str, "The content type of its body."]]
+    digest: NotRequired[str]
+    """What its submitter knows it by again."""
+    on_failed: NotRequired[Annotated[str, "The service to notify if it fails."]]
+    keep_body: NotRequired[Annotated[str, "`never`: its body goes when it succeeds; a time is in `options`."]]
+    on_limit: NotRequired[Annotated[str, "`leave`: an attempt may exceed its limit."]]
+    unique: NotRequired[str]
+    """What it is unique by, with `unique_until` or the `unique_for` in `options`."""
+    unique_until: NotRequired[str]
+    why: NotRequired[WhyInfo]
+    begin: NotRequired[Annotated[str, "The beginning of its body, if asked for in a list."]]
+    paused: NotRequired[Annotated[bool, "Its service is paused, and the request has not started."]]
+    history: NotRequired[Annotated[AttemptHistory, "Absent in lists, and if no attempt has failed."]]
+    closed_steps: NotRequired[Annotated[list[ClosedStep], "Those of a flow."]]
+    """Those of flows within it included; absent in lists, and when there are none."""
 
 
 class StoreStats(TypedDict):
@@ -100,8 +244,8 @@ class LimitsSet(LimitValues):
     """The limits that an admin has set; None: the configured one holds."""
 
     configured: LimitValues
-    at: int
-    """When they were set, in µs since 1970."""
+    at: Time
+    """When they were set."""
     by: str
     """By which user; empty without access control, and for users who may not read the audit."""
 
@@ -142,62 +286,55 @@ class FactSeries(TypedDict):
 
 
 class ServiceFacts(TypedDict):
-    """What a service has done in a span of time. `dispatched`: deliveries to workers; `retried`: attempts that failed
-    and were followed by another; `closed` contains `cancelled`, those that had not ended; `requeued`: failed
-    and expired ones that users sent again."""
+    """What a service did. `retried`: attempts that failed and were followed by another; `closed` contains `cancelled`,
+    those that had not ended; `requeued`: sent again by users."""
 
-    accepted: int
-    dispatched: int
-    succeeded: int
-    failed: int
-    retried: int
-    expired: int
-    closed: int
-    cancelled: int
-    requeued: int
-    wait: Percentiles | None
-    """Until the first attempt; None: there was none."""
-    run: Percentiles | None
-    """Of attempts that have ended."""
+    accepted: Count
+    dispatched: Count
+    succeeded: Count
+    failed: Count
+    retried: Count
+    expired: Count
+    closed: Count
+    cancelled: Count
+    requeued: Count
+    wait: Annotated[Percentiles | None, "Until the first attempt; null: there was none."]
+    run: Annotated[Percentiles | None, "Of attempts."]
     series: NotRequired[FactSeries]
 
 
 class FailureGroupInfo(TypedDict):
-    """Failures of a service with the same error, apart from numbers, ids, paths and quoted texts. `service` is null for
-    those that are not counted by name."""
+    """Failures of a service with the same error, apart from numbers, ids, paths and quoted texts."""
 
-    service: str | None
+    service: Annotated[str | None, "null: services that are not counted by name."]
     state: str
     text: str
     example: str
-    sample: str
-    """The UUID of the last one."""
-    first: int
-    last: int
-    failed: int
+    sample: Annotated[str, "The UUID of the last one."]
+    first: Time
+    last: Time
+    failed: Count
     """Requests that have ended so."""
-    retried: int
+    retried: Count
     """Attempts that failed so and were followed by another."""
     hours: list[tuple[int, int]]
     """The beginning of an hour, and its failures."""
 
 
 class FactsInfo(TypedDict):
-    """What services have done since `since`, by minute or hour (`step`, seconds), over restarts and on all nodes."""
+    """What services did since `since`, over restarts and on all servers that share the store."""
 
-    since: int
-    step: int
+    since: Time
+    step: Annotated[int, "Seconds of a period."]
     incomplete: list[tuple[int, int]]
     """Spans for which counts are missing, because a server was killed."""
     total: ServiceFacts
     services: dict[str, ServiceFacts]
-    other: ServiceFacts | None
-    """The least active services, if there are more than 1000."""
-    bytes: int
-    """What all facts take in the store."""
-    failures: NotRequired[list[FailureGroupInfo]]
-    """The largest first; absent without the permission to read all requests."""
-    failures_omitted: NotRequired[int]
+    other: Annotated[ServiceFacts | None, "The least active services, if there are over 1000."]
+    bytes: Annotated[Count, "What all facts take in the store."]
+    failures: NotRequired[Annotated[list[FailureGroupInfo], 'Needs `read = "all"`.']]
+    """The largest first."""
+    failures_omitted: NotRequired[Count]
 
 
 class Refusal(TypedDict):
@@ -287,8 +424,7 @@ class NodeInfo(TypedDict):
     name: str
     version: str
     endpoints: list[str]
-    started_at: int
-    """Microseconds since 1970."""
+    started_at: Time
     lease: float | None
     """Seconds until it is over unless it is renewed; None: the node has ended."""
     services: dict[str, list[int]]
@@ -308,46 +444,38 @@ class NodeInfo(TypedDict):
 class RequestInHand(TypedDict):
     """A request that a worker has."""
 
-    uuid: str
-    """Empty: a plain request, which is not stored, or one that the user may not read."""
+    uuid: Annotated[str, "Empty: a plain request, which is not stored."]
+    """Empty, too, if the user may not read it."""
     service: str
-    started_at: int
-    """When it was sent to the worker, in microseconds since 1970."""
+    started_at: Time
 
 
 class WorkerInfo(TypedDict):
     """A worker process, or one connection of a worker that does not name its process."""
 
-    name: str
-    """HOST:PID as the worker reports it; empty: it does not."""
+    name: Annotated[str, "HOST:PID as the worker reports it; empty: it does not."]
     host: str
-    pid: int | None
-    user: NotRequired[str]
-    """With access control."""
-    version: str
-    """The version that it reports; empty: none."""
+    pid: Count | None
+    user: NotRequired[Annotated[str, "Its user, with access control."]]
+    version: Annotated[str, "The version that it reports; empty: none."]
     services: list[str]
-    slots: int
-    """How many requests it takes at a time."""
+    slots: Annotated[Count, "How many requests it takes at a time."]
     requests: list[RequestInHand]
-    registered_at: int
-    """Microseconds since 1970."""
-    heard_at: int
-    """When its last message came."""
+    registered_at: Time
+    heard_at: Annotated[Time, "When its last message came."]
 
 
 class WorkersInfo(TypedDict):
-    """The workers of a server."""
+    """The workers of the server that answers."""
 
-    workers: list[WorkerInfo] | None
-    """None: unknown, for `reason`."""
-    services: dict[str, int | None]
-    """How many requests the workers of each service take at a time. None: some, their number is unknown."""
-    omitted: int
-    """Worker processes that are left out of `workers`, because there are too many."""
-    node: str | None
-    """The name of the server, if servers share the store."""
-    reason: str
+    workers: Annotated[list[WorkerInfo] | None, "null: unknown, or not permitted; see `reason`."]
+    services: Annotated[
+        dict[str, Count | None],
+        "How many requests workers take at a time, by service; null: some, number unknown.",
+    ]
+    omitted: Annotated[Count, "Worker processes left out because there are too many."]
+    node: Annotated[str | None, "The server's name, if servers share the store."]
+    reason: Annotated[str, "Why `workers` is null."]
 
 
 class JobConditions(TypedDict, total=False):
@@ -370,27 +498,24 @@ class JobConditions(TypedDict, total=False):
 
 
 class RedriveInfo(TypedDict):
-    """A job that retries or closes requests. Times are in microseconds since 1970; 0: not yet."""
+    """A job that retries or closes requests. Times in `where` are seconds since 1970."""
 
-    id: str
+    id: Uuid
     action: Literal["retry", "close"]
-    where: JobConditions
-    """Empty: the requests were given."""
-    rate: float | None
-    """Requests a second at most."""
+    where: Annotated[JobConditions, "Empty: the requests were given."]
+    rate: Annotated[float | None, "Requests a second at most."]
     user: str
     """Empty without access control."""
     state: Literal["counting", "counted", "running", "paused", "done", "cancelled", "stopped"]
     """`counted`: not confirmed yet; `stopped`: it ended early, for `reason`."""
-    counted: int
-    """The requests that matched, so far while it is counting."""
-    done: int
+    counted: Annotated[Count, "The requests that matched."]
+    """So far, while it is counting."""
+    done: Count
     """Those of them that it has retried or closed."""
-    changed: int
-    """Those that it has left as they are: they did not match any more."""
-    started_at: int
-    ended_at: int
-    reason: str
+    changed: Annotated[Count, "Left unchanged, because they did not match any more."]
+    started_at: Time
+    ended_at: MaybeTime
+    reason: Annotated[str, "Why it ended early."]
 
 
 class ScheduleReport(TypedDict):
@@ -407,33 +532,29 @@ class ScheduleReport(TypedDict):
 
 
 class TickInfo(TypedDict):
-    """A tick, or a run that was asked for, and its request; `state` is `closed` if that is gone."""
+    """The request of a tick."""
 
-    tick: int
-    uuid: str
-    state: str
+    tick: Time
+    uuid: Uuid
+    state: Annotated[str, "`closed`: the request is gone."]
 
 
 class ScheduleInfo(TypedDict):
-    """A registered schedule. Times are in microseconds since 1970; 0: never."""
+    """A schedule that a scheduler has registered."""
 
     name: str
-    owner: str
-    """The user of its schedulers; empty without access control."""
+    owner: Annotated[str, "The user of its schedulers; empty without access control."]
     service: str
-    when: str
-    """The cron expression, or the interval as `every 300 s`."""
+    when: Annotated[str, "The cron expression, or the interval."]
     tz: str
-    next: int
+    next: Annotated[Time, "The next tick."]
     last: TickInfo | None
-    paused_at: int
-    late: bool
-    """Whether no scheduler has submitted the next tick two minutes afterwards."""
-    process: str
-    """HOST:PID of the scheduler that registered it last."""
-    registered_at: int
-    seen_at: int
-    """When a scheduler registered it last."""
+    """Its last tick, or a later run that was asked for."""
+    paused_at: MaybeTime
+    late: Annotated[bool, "Whether its next tick was due two minutes ago."]
+    process: Annotated[str, "HOST:PID of the scheduler that registered it last."]
+    registered_at: Time
+    seen_at: Annotated[Time, "When a scheduler registered it last."]
 
 
 class ArchiveInfo(TypedDict):
@@ -454,35 +575,28 @@ class ArchiveInfo(TypedDict):
 class AuditAct(TypedDict):
     """An act of a user on requests of others, services, nodes or the store."""
 
-    at: int
-    """Microseconds since 1970."""
-    act: str
-    """close, kill, retry, purge, change, read, pause, resume, set, drain, archive, access, settings, repair, restore or
-    migrate."""
-    user: str
-    """Empty without access control; if `way` is offline, the system's user."""
-    way: str
-    """http, page, mdp, or offline: by the server itself, such as a reload."""
+    at: Time
+    act: Annotated[str, "A word such as `close`, `retry`, `purge`, `pause` or `read`."]
+    """Also kill, change, resume, set, drain, archive, access, settings, repair, restore and migrate."""
+    user: Annotated[str, "Empty: anyone. Of acts without a client, the system's user."]
+    way: Annotated[str, "`http`, `page`, `mdp`; `offline`: without a client."]
+    """Offline: by the server itself, too, such as a reload."""
     address: str
     """The IP address; empty: unknown."""
-    service: str
-    """Of the requests, if all are of one."""
-    uuid: str
-    """Of the first request; empty: it is about none, or too many to name."""
-    count: int
-    """How many requests."""
+    service: Annotated[str, "Of the requests, if all are of one."]
+    uuid: Annotated[str, "Of the first request."]
+    """Empty: it is about none, or too many to name."""
+    count: Count
     text: str
 
 
 class AuditRefusal(TypedDict):
-    """What was refused from an address in a minute."""
+    """What was refused from an address in a minute; `user` and `action` are those of the last refusal."""
 
-    at: int
-    """The minute, in microseconds since 1970."""
+    at: Time
     address: str
-    count: int
+    count: Count
     user: str
-    """Of the last one; empty: unknown."""
     action: str
 
 
@@ -504,5 +618,4 @@ class AuditPage(TypedDict):
 
     acts: list[AuditAct]
     refusals: list[AuditRefusal]
-    next: str | None
-    """The `after` of the next page."""
+    next: Annotated[str | None, "The next page; null: this is the last."]

@@ -13,7 +13,7 @@ from titanic.errors import Forbidden, RecordCorrupt
 from titanic.facts import registered_schedules
 from titanic.facts.closed_steps import closed_steps
 from titanic.protocol import tsp
-from titanic.protocol.answers import SUBMITTER_FIELDS
+from titanic.protocol.documents import SUBMITTER_FIELDS
 from titanic.protocol.messages import List, read
 from titanic.protocol.permissions import lacks
 from titanic.protocol.submit_options import read_policy

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, cast
 
 from broker import User
 from titanic.facts.audit import Act, last_act
-from titanic.protocol.answers import WhyInfo
+from titanic.protocol.documents import WhyInfo
 from titanic.protocol.permissions import lacks
 from titanic.services import nodes
 from titanic.services.ask import DispatchView, ServiceContext

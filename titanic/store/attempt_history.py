@@ -21,7 +21,7 @@ from typing import Any
 
 from msgspec import MsgspecError, convert, json, msgpack
 
-from titanic.protocol.answers import AttemptHistory, FailedAttempt, ReplacedBody
+from titanic.protocol.documents import AttemptHistory, FailedAttempt, ReplacedBody
 from titanic.protocol.submit_options import read_policy
 from titanic.protocol.tsp import cut
 from titanic.store.interface import ReadTransaction, WriteTransaction

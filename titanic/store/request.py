@@ -4,7 +4,7 @@
 and that the archive has. Everything else follows from the declarations: the rows and statements of PostgreSQL, the
 record of a closed request (its formats are in `CLOSED_LAYOUTS`), the columns of the archive. Written by hand is what
 has to be fast, the LMDB record of a request (lmdb/request_record.py), and what clients see, `RequestInfo`
-(titanic/protocol/answers.py); tests compare both with the declarations (tests/titanic/store/test_request.py).
+(titanic/protocol/documents.py); tests compare both with the declarations (tests/titanic/store/test_request.py).
 
 Times are µs since the epoch, 0 = none; sizes are bytes.
 """

@@ -22,7 +22,8 @@ from titanic.dispatch.backlogs import Fetch
 from titanic.dispatch.core import DispatchCore
 from titanic.dispatch.outcomes import completion_events, write_outcome
 from titanic.errors import InvalidRequest, RequestFailed, TimedOut
-from titanic.protocol.answers import Ended, RequestInfo, standing, unknown
+from titanic.protocol.answers import Ended, standing, unknown
+from titanic.protocol.documents import RequestInfo
 from titanic.protocol.submit_options import MAX_PRIORITY, ManyOptions, Span, SubmitOptions, encode, epoch, seconds
 from titanic.schedules import Schedule
 from titanic.schedules.scheduler import submit_tick

@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 
 from titanic.aio import Client
 from titanic.errors import UnknownRequest
-from titanic.protocol.answers import RequestInfo
+from titanic.protocol.documents import RequestInfo
 from titanic.protocol.messages import AnyState
 from titanic.util import ids
 from titanic.web.problems import HTTPProblem

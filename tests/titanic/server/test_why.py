@@ -22,7 +22,7 @@ from support.waiting import until
 
 from broker import BrokerConfig, RemoteError, Worker
 from titanic import Client, Server, UnknownRequest
-from titanic.protocol.answers import WhyInfo
+from titanic.protocol.documents import WhyInfo
 from titanic.settings import ServiceLimits
 from titanic.store.postgres.store import PostgresStore
 

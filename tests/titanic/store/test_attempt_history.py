@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.postgres import needs_postgres, shared_server
 
-from titanic.protocol.answers import FailedAttempt
+from titanic.protocol.documents import FailedAttempt
 from titanic.store import (
     HistoryWriter,
     NewRequest,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from titanic.errors import RecordCorrupt
-from titanic.protocol.answers import RequestInfo
+from titanic.protocol.documents import RequestInfo
 from titanic.services.list_requests import as_document
 from titanic.store import Description, NewRequest, State
 from titanic.store.lmdb import request_record

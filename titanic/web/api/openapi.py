@@ -1,4 +1,5 @@
-"""The documents of the API, declared once, and how operations refer to them in the OpenAPI document.
+"""The documents of the API, and how operations refer to them in the OpenAPI document. Those of the protocol
+(titanic/protocol/documents.py) are declared there.
 
 msgspec derives the schemas: of these documents, and of the options of `messages.Submit` that are headers here.
 """
@@ -9,13 +10,33 @@ from collections.abc import Mapping
 from datetime import datetime
 from functools import reduce
 from operator import or_
-from typing import Annotated, Any, Literal, NotRequired, TypedDict, get_type_hints
+from types import GenericAlias, UnionType
+from typing import Annotated, Any, Literal, NotRequired, TypedDict, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
 
-from titanic.protocol.answers import SUBMITTER_FIELDS
-from titanic.protocol.documents import FactSeries, OtherServices, Percentiles
+from titanic.protocol.documents import (
+    AttemptHistory,
+    AuditAct,
+    AuditPage,
+    AuditRefusal,
+    ClosedStep,
+    FactsInfo,
+    FailedAttempt,
+    FailureGroupInfo,
+    OtherServices,
+    RedriveInfo,
+    ReplacedBody,
+    RequestInfo,
+    RequestInHand,
+    ScheduleInfo,
+    ServiceFacts,
+    TickInfo,
+    WhyInfo,
+    WorkerInfo,
+    WorkersInfo,
+)
 from titanic.protocol.messages import (
     Delay,
     Ids,
@@ -30,6 +51,7 @@ from titanic.protocol.messages import (
     Submit,
 )
 from titanic.protocol.submit_options import MOST_UUIDS
+from titanic.protocol.tsp import Progress
 from titanic.web.api.resource import PAGE, Endpoint, Handler
 from titanic.web.hooks.registry import SECRET, URL
 from titanic.web.problems import PROBLEM_JSON, TITLES
@@ -112,125 +134,6 @@ class AttemptOptions(TypedDict):
     unique_for: NotRequired[float]
 
 
-class RequestReason(TypedDict):
-    """Why a request is in its state, and what to do; later versions have more kinds."""
-
-    kind: Annotated[str, Meta(description="A word such as `no-worker`, `busy`, `behind`, `paused` or `retry`.")]
-    text: str
-    next: Annotated[str, Meta(description="What to do; empty: nothing.")]
-    until: NotRequired[Time]
-    seconds: NotRequired[Annotated[float, Meta(description="About how long until then.")]]
-    ahead: NotRequired[Annotated[int, Meta(description="Requests of its service before it, at most 10,000.")]]
-    workers: NotRequired[Count]
-    running: NotRequired[Count]
-    limit: NotRequired[float]
-    requests: NotRequired[list[Uuid]]
-
-
-class PastAttempt(TypedDict):
-    """An attempt that failed, with what is known of its worker; what is not known is empty or null."""
-
-    delivery: Annotated[int, Meta(description="The number of the delivery to a worker.")]
-    outcome: Annotated[
-        Literal["failed", "died", "lost"],
-        Meta(
-            description="`died`: its worker died, which had nothing else; `lost`: the worker died or left with other"
-            " requests, too, which was no attempt."
-        ),
-    ]
-    started_at: Time | None
-    ended_at: Time | None
-    worker: Annotated[str, Meta(description="The worker's process, as HOST:PID.")]
-    host: str
-    pid: int | None
-    version: str
-    user: str
-    error: Annotated[str, Meta(description="Why, with the end of the traceback.")]
-
-
-class EarlierBody(TypedDict):
-    """A body that the request had before it was retried with another one."""
-
-    replaced_at: Time | None
-    bytes: Annotated[int, Meta(ge=0, description="Of the whole body.")]
-    frames: Annotated[list[str], Meta(description="Its first 16 KiB, at most.")]
-    base64: Annotated[bool, Meta(description="Whether the frames are in base64: not all are UTF-8.")]
-
-
-class ClosedFlowStep(TypedDict):
-    """A closed step of a flow: the state in which it was closed, and how many seconds its last attempt took."""
-
-    uuid: Uuid
-    service: str
-    state: str
-    took: float | None
-
-
-class PastAttempts(TypedDict):
-    """The attempts of a request that failed, those before a retry included."""
-
-    counts: Annotated[dict[str, Count], Meta(description="How many there were, by outcome.")]
-    deaths: Annotated[int, Meta(description="Those since the last retry at which a worker died.")]
-    attempts: Annotated[list[PastAttempt], Meta(description="The first and the last four.")]
-    replaced: NotRequired[Annotated[list[EarlierBody], Meta(description="The first and the last.")]]
-
-
-class Request(TypedDict):
-    """All that is known of a request but its body and reply."""
-
-    uuid: Uuid
-    service: str
-    state: Literal["waiting", "delayed", "running", "done", "failed", "expired", "cancelled"]
-    key: Annotated[str, Meta(description="Its idempotency key; empty: it has none.")]
-    priority: Priority
-    max_attempts: Annotated[int, Meta(ge=0, description="0: the server's default.")]
-    options: AttemptOptions
-    submitted_at: Time | None
-    not_before: Time | None
-    expires_at: Time | None
-    body_frames: Count
-    body_bytes: Count
-    attempts: Count
-    dispatched_at: Time | None
-    due: Time | None
-    finished_at: Time | None
-    reason: Annotated[str, Meta(description="Why it failed, the last time or for good.")]
-    reply_frames: Count
-    reply_bytes: Count
-    links: Links
-    worker: NotRequired[Annotated[str, Meta(description="HOST:PID of the worker that has it, if known.")]]
-    progress: NotRequired[WorkerProgress]
-    running_since: NotRequired[Time | None]
-    deliveries: NotRequired[
-        Annotated[int, Meta(description="How often it was sent to workers, if that is more than `attempts`.")]
-    ]
-    trace: NotRequired[str]
-    tracestate: NotRequired[str]
-    owner: NotRequired[Annotated[str, Meta(description=SUBMITTER_FIELDS["owner"])]]
-    source: NotRequired[Annotated[str, Meta(description=SUBMITTER_FIELDS["source"])]]
-    type: NotRequired[Annotated[str, Meta(description="The content type of its body.")]]
-    digest: NotRequired[str]
-    on_failed: NotRequired[Annotated[str, Meta(description="The service to notify if it fails.")]]
-    keep_body: NotRequired[
-        Annotated[str, Meta(description="`never`: its body goes when it succeeds; a time is in `options`.")]
-    ]
-    on_limit: NotRequired[Annotated[str, Meta(description="`leave`: an attempt may exceed its limit.")]]
-    unique: NotRequired[str]
-    unique_until: NotRequired[Literal["started", "done"]]
-    why: NotRequired[RequestReason]
-    begin: NotRequired[Annotated[str, Meta(description="The beginning of its body, if asked for in a list.")]]
-    paused: NotRequired[Annotated[bool, Meta(description="Its service is paused, and the request has not started.")]]
-    history: NotRequired[Annotated[PastAttempts, Meta(description="Absent in lists, and if no attempt has failed.")]]
-    closed_steps: NotRequired[Annotated[list[ClosedFlowStep], Meta(description="Those of a flow.")]]
-
-
-class RequestPage(TypedDict):
-    """A page of requests."""
-
-    requests: list[Request]
-    next: Next
-
-
 class ServiceLinks(TypedDict):
     """Where the requests of a service are listed and submitted."""
 
@@ -305,42 +208,6 @@ class ServicePage(TypedDict):
     next: Next
 
 
-class WorkerRequest(TypedDict):
-    """A request that a worker has."""
-
-    uuid: Annotated[str, Meta(description="Empty: a plain request, which is not stored.")]
-    service: str
-    started_at: Time
-
-
-class ListedWorker(TypedDict):
-    """A worker process, or one connection of a worker that does not name its process."""
-
-    name: Annotated[str, Meta(description="HOST:PID as the worker reports it; empty: it does not.")]
-    host: str
-    pid: Count | None
-    user: NotRequired[Annotated[str, Meta(description="Its user, with access control.")]]
-    version: Annotated[str, Meta(description="The version that it reports; empty: none.")]
-    services: list[str]
-    slots: Annotated[int, Meta(ge=0, description="How many requests it takes at a time.")]
-    requests: list[WorkerRequest]
-    registered_at: Time
-    heard_at: Annotated[Time, Meta(description="When its last message came.")]
-
-
-class WorkerList(TypedDict):
-    """The workers of the server that answers."""
-
-    workers: Annotated[list[ListedWorker] | None, Meta(description="null: unknown, or not permitted; see `reason`.")]
-    services: Annotated[
-        dict[str, Count | None],
-        Meta(description="How many requests workers take at a time, by service; null: some, number unknown."),
-    ]
-    omitted: Annotated[int, Meta(ge=0, description="Worker processes left out because there are too many.")]
-    node: Annotated[str | None, Meta(description="The server's name, if servers share the store.")]
-    reason: Annotated[str, Meta(description="Why `workers` is null.")]
-
-
 class Stats(TypedDict):
     """The document of `titanic.stats`; it has more members than these."""
 
@@ -348,145 +215,6 @@ class Stats(TypedDict):
     by_service: dict[str, ServiceNumbers]
     other: NotRequired[OtherServices]
     accepting: Annotated[bool, Meta(description="Whether new requests are accepted.")]
-
-
-class ServiceHistory(TypedDict):
-    """What a service did. `retried`: attempts that failed and were followed by another; `closed` contains `cancelled`,
-    those that had not ended; `requeued`: sent again by users."""
-
-    accepted: Count
-    dispatched: Count
-    succeeded: Count
-    failed: Count
-    retried: Count
-    expired: Count
-    closed: Count
-    cancelled: Count
-    requeued: Count
-    wait: Annotated[Percentiles | None, Meta(description="Until the first attempt; null: there was none.")]
-    run: Annotated[Percentiles | None, Meta(description="Of attempts.")]
-    series: NotRequired[FactSeries]
-
-
-class HourCount(TypedDict):
-    """The failures of an hour."""
-
-    hour: Time
-    count: Count
-
-
-class LostSpan(TypedDict):
-    """A span of time in which a server was killed, so that counts were lost."""
-
-    since: Time
-    until: Time
-
-
-class ErrorGroup(TypedDict):
-    """Failures of a service with the same error, apart from numbers, ids, paths and quoted texts."""
-
-    service: Annotated[str | None, Meta(description="null: services that are not counted by name.")]
-    state: Literal["failed", "expired"]
-    text: str
-    example: str
-    sample: Annotated[str, Meta(description="The UUID of the last one.")]
-    first: Time
-    last: Time
-    failed: Count
-    retried: Count
-    hours: list[HourCount]
-
-
-class History(TypedDict):
-    """What services did since `since`, over restarts and on all servers that share the store."""
-
-    since: Time
-    step: Annotated[int, Meta(description="Seconds of a period.")]
-    incomplete: list[LostSpan]
-    total: ServiceHistory
-    services: dict[str, ServiceHistory]
-    other: Annotated[ServiceHistory | None, Meta(description="The least active services, if there are over 1000.")]
-    bytes: Annotated[int, Meta(ge=0, description="What all facts take in the store.")]
-    failures: NotRequired[Annotated[list[ErrorGroup], Meta(description='Needs `read = "all"`.')]]
-    failures_omitted: NotRequired[Count]
-
-
-class Act(TypedDict):
-    """An act of a user on requests of others, services, nodes or the store."""
-
-    at: Time
-    act: Annotated[str, Meta(description="A word such as `close`, `retry`, `purge`, `pause` or `read`.")]
-    user: Annotated[str, Meta(description="Empty: anyone. Of acts without a client, the system's user.")]
-    way: Annotated[str, Meta(description="`http`, `page`, `mdp`; `offline`: without a client.")]
-    address: str
-    service: Annotated[str, Meta(description="Of the requests, if all are of one.")]
-    uuid: Annotated[str, Meta(description="Of the first request.")]
-    count: Count
-    text: str
-
-
-class RefusedAccess(TypedDict):
-    """What was refused from an address in a minute; `user` and `action` are those of the last refusal."""
-
-    at: Time
-    address: str
-    count: Count
-    user: str
-    action: str
-
-
-class BulkJob(TypedDict):
-    """A job that retries or closes requests. Times in `where` are seconds since 1970."""
-
-    id: Uuid
-    action: Literal["retry", "close"]
-    where: Annotated[JobWhere, Meta(description="Empty: the requests were given.")]
-    rate: Annotated[float | None, Meta(description="Requests a second at most.")]
-    user: str
-    state: Literal["counting", "counted", "running", "paused", "done", "cancelled", "stopped"]
-    counted: Annotated[int, Meta(ge=0, description="The requests that matched.")]
-    done: Count
-    changed: Annotated[int, Meta(ge=0, description="Left unchanged, because they did not match any more.")]
-    started_at: Time
-    ended_at: Time | None
-    reason: Annotated[str, Meta(description="Why it ended early.")]
-
-
-class BulkJobList(TypedDict):
-    """The jobs that you may see, newest first."""
-
-    jobs: list[BulkJob]
-
-
-class LastTick(TypedDict):
-    """The request of a tick."""
-
-    tick: Time
-    uuid: Uuid
-    state: Annotated[str, Meta(description="`closed`: the request is gone.")]
-
-
-class ListedSchedule(TypedDict):
-    """A schedule that a scheduler has registered."""
-
-    name: str
-    owner: Annotated[str, Meta(description="The user of its schedulers; empty without access control.")]
-    service: str
-    when: Annotated[str, Meta(description="The cron expression, or the interval.")]
-    tz: str
-    next: Annotated[Time, Meta(description="The next tick.")]
-    last: LastTick | None
-    paused_at: Time | None
-    late: Annotated[bool, Meta(description="Whether its next tick was due two minutes ago.")]
-    process: Annotated[str, Meta(description="HOST:PID of the scheduler that registered it last.")]
-    registered_at: Time
-    seen_at: Annotated[Time, Meta(description="When a scheduler registered it last.")]
-
-
-class ScheduleList(TypedDict):
-    """The schedules that you may see, by owner and name."""
-
-    schedules: list[ListedSchedule]
 
 
 class StartJob(Message):
@@ -503,14 +231,6 @@ class ChangeJob(Message):
 
     change: JobChange
     count: Number | None = None
-
-
-class AuditRows(TypedDict):
-    """Acts or refusals, newest first."""
-
-    acts: list[Act]
-    refusals: list[RefusedAccess]
-    next: Next
 
 
 class ExtendedLease(TypedDict):
@@ -593,6 +313,80 @@ class Problem(TypedDict):
     ]
     uuids: NotRequired[list[Uuid]]
 
+
+class HourCount(TypedDict):
+    """The failures of an hour."""
+
+    hour: Time
+    count: Count
+
+
+class LostSpan(TypedDict):
+    """A span of time in which a server was killed, so that counts were lost."""
+
+    since: Time
+    until: Time
+
+
+_FORMS: dict[str, Any] = {"time": Time, "time or 0": Time | None, "count": Count, "priority": Priority, "uuid": Uuid}
+"""The types of the API for those that the protocol has notes about; other notes are descriptions."""
+
+_DERIVED: dict[Any, Any] = {Progress: WorkerProgress}
+"""The documents of the API by those of the protocol."""
+
+
+def derived(name: str, source: Any, **other: Any) -> Any:
+    """The document of the API for one of the protocol. `other`: its members that differ, and further ones."""
+    hints = get_type_hints(source, include_extras=True)
+    made = _DERIVED[source] = document(name, source.__doc__, {one: _of_api(hints[one]) for one in hints} | other)
+    return made
+
+
+def document(name: str, about: str, members: dict[str, Any]) -> Any:
+    """A document with these members; `about`: its description."""
+    made: Any = TypedDict(name, members)  # type: ignore[misc]
+    made.__doc__ = about
+    return made
+
+
+def _of_api(hint: Any) -> Any:
+    """A type of the protocol as the API has it."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin is None or origin is Literal:
+        return _DERIVED.get(hint, hint)
+    if origin is Annotated:
+        base, *notes = parts
+        base = _FORMS[notes.pop(0)] if notes[0] in _FORMS else _of_api(base)
+        return reduce(lambda made, note: Annotated[made, Meta(description=note)], notes, base)
+    made = tuple(map(_of_api, parts))
+    return reduce(or_, made) if origin in (Union, UnionType) else origin[made if len(made) > 1 else made[0]]
+
+
+RequestReason = derived("RequestReason", WhyInfo)
+derived("PastAttempt", FailedAttempt)
+derived("EarlierBody", ReplacedBody)
+derived("ClosedFlowStep", ClosedStep)
+derived("PastAttempts", AttemptHistory)
+_UNTIL = NotRequired[Literal["started", "done"]]
+Request = derived("Request", RequestInfo, options=AttemptOptions, unique_until=_UNTIL, links=Links)
+RequestPage = document("RequestPage", "A page of requests.", {"requests": GenericAlias(list, Request), "next": Next})
+derived("WorkerRequest", RequestInHand)
+derived("ListedWorker", WorkerInfo)
+WorkerList = derived("WorkerList", WorkersInfo)
+derived("ServiceHistory", ServiceFacts)
+derived("ErrorGroup", FailureGroupInfo, state=Literal["failed", "expired"], hours=list[HourCount])
+History = derived("History", FactsInfo, incomplete=list[LostSpan])
+derived("Act", AuditAct)
+derived("RefusedAccess", AuditRefusal)
+AuditRows = derived("AuditRows", AuditPage)
+BulkJob = derived(
+    "BulkJob", RedriveInfo, where=Annotated[JobWhere, Meta(description="Empty: the requests were given.")]
+)
+BulkJobList = document("BulkJobList", "The jobs that you may see, newest first.", {"jobs": GenericAlias(list, BulkJob)})
+derived("LastTick", TickInfo)
+ListedSchedule = derived("ListedSchedule", ScheduleInfo)
+_ALL = "The schedules that you may see, by owner and name."
+ScheduleList = document("ScheduleList", _ALL, {"schedules": GenericAlias(list, ListedSchedule)})
 
 DOCUMENTS = (
     Accepted,

@@ -19,7 +19,8 @@ from titanic.aio import Client
 from titanic.client.batching import KEY_PREFIX
 from titanic.client.request_queue import Found as FoundUuid
 from titanic.errors import Forbidden, InvalidRequest, RequestFailed, TimedOut, TitanicError, UnknownRequest
-from titanic.protocol.answers import BODY_GONE, RequestInfo, lacks_body
+from titanic.protocol.answers import BODY_GONE, lacks_body
+from titanic.protocol.documents import RequestInfo
 from titanic.protocol.messages import AnyState, read
 from titanic.protocol.tsp import Frames
 from titanic.util.text import quoted

@@ -17,7 +17,7 @@ from titanic.client.calls import Body
 from titanic.errors import CallerError, Refused, TimedOut, TitanicError
 from titanic.facts.audit import Audit
 from titanic.protocol import tsp
-from titanic.protocol.answers import RequestInfo
+from titanic.protocol.documents import RequestInfo
 from titanic.protocol.submit_options import MOST_TOGETHER, MOST_UUIDS, SubmitOptions
 from titanic.protocol.tsp import Frames
 from titanic.util.files import state_of

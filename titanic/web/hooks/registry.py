@@ -37,7 +37,7 @@ from urllib.parse import quote, urlsplit
 from broker import read_json
 from titanic.aio import Client
 from titanic.errors import InvalidRequest, UnknownRequest
-from titanic.protocol.answers import RequestInfo
+from titanic.protocol.documents import RequestInfo
 from titanic.protocol.submit_options import MOST_SECONDS, MOST_UUIDS
 from titanic.protocol.tsp import Frames, request_fault
 from titanic.util.text import quoted

@@ -18,8 +18,7 @@ from starlette.routing import Route
 from titanic.aio import Client
 from titanic.errors import InvalidRequest
 from titanic.facts.groups import MAX_TEXT, first_line, normalize
-from titanic.protocol.answers import RequestInfo
-from titanic.protocol.documents import FailureGroupInfo
+from titanic.protocol.documents import FailureGroupInfo, RequestInfo
 from titanic.web.app_state import app_state, visitor_of
 from titanic.web.problems import HTTPProblem
 from titanic.web.request_filter import BATCH, SEARCH_TIMEOUT, FoundRequests, RequestFilter, check_after, find_some

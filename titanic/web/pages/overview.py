@@ -25,8 +25,7 @@ from titanic.facts.service_health import (
     outcomes,
     slower_services,
 )
-from titanic.protocol.answers import RequestInfo
-from titanic.protocol.documents import FactsInfo, Filling, NodeInfo, ServiceFacts, StoreStats
+from titanic.protocol.documents import FactsInfo, Filling, NodeInfo, RequestInfo, ServiceFacts, StoreStats
 from titanic.web.app_state import app_state, visitor_of
 from titanic.web.pages.forms import NotPermitted, unless_forbidden
 from titanic.web.pages.services import ServiceRow, services_of

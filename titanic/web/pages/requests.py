@@ -21,7 +21,8 @@ from starlette.routing import Route
 from titanic.client.batching import KEY_PREFIX
 from titanic.client.flows import FlowTree, flow_tree
 from titanic.errors import InvalidRequest, TitanicError, UnknownRequest
-from titanic.protocol.answers import BODY_GONE, SUBMITTER_FIELDS, Look, RequestInfo, lacks_body
+from titanic.protocol.answers import BODY_GONE, Look, lacks_body
+from titanic.protocol.documents import SUBMITTER_FIELDS, RequestInfo
 from titanic.protocol.tsp import FLOW_SUFFIX, Frames
 from titanic.util import ids
 from titanic.util.text import counted, printable

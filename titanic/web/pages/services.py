@@ -20,8 +20,7 @@ from starlette.routing import Route
 
 from titanic.aio import Client
 from titanic.errors import TitanicError
-from titanic.protocol.answers import RequestInfo
-from titanic.protocol.documents import FactsInfo, LimitValues, ServiceFacts
+from titanic.protocol.documents import FactsInfo, LimitValues, RequestInfo, ServiceFacts
 from titanic.schedules.scheduler import PAUSED
 from titanic.util.text import limit_source, limit_value
 from titanic.util.units import READ_LIMIT

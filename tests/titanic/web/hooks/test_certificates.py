@@ -13,7 +13,7 @@ from support.waiting import until
 from support.web_hooks import Hooks, Receiver
 
 from titanic import Client
-from titanic.protocol.answers import RequestInfo
+from titanic.protocol.documents import RequestInfo
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from support.waiting import until
 
 from titanic import Client
 from titanic.facts.groups import MAX_TEXT, normalize
-from titanic.protocol.answers import RequestInfo
+from titanic.protocol.documents import RequestInfo
 from titanic.web.pages.failures import PARTS, chart_span, group_failures, histogram
 
 

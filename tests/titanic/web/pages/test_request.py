@@ -20,7 +20,7 @@ from support.waiting import until
 from broker import Worker
 from titanic import Client, Server, UnknownRequest, current
 from titanic.client.flows import step_key
-from titanic.protocol.answers import RequestInfo
+from titanic.protocol.documents import RequestInfo
 from titanic.schedules.scheduler import pause_schedule
 from titanic.web.pages import requests
 from titanic.web.pages.requests import MAX_DEPTH, MAX_FRAMES, dump, preview, preview_body, timeline
