@@ -103,7 +103,7 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
     """The options of a reader. Raises InvalidOption."""
     if any(name.lower() == "provider" for name in given):  # Spark adds it to those of CREATE TABLE
         what = "a table in Spark's catalog cannot be read or written as titanic"
-        raise InvalidOption(what, CATALOG, f"use {VIEW} (path '/var/lib/titanic')")
+        raise InvalidOption(what, CATALOG, f"use {VIEW} (path '/var/lib/titanic/store')")
     for name in given:
         if name.lower() in {known.lower() for known in _WRITE.keys() - _READ.keys()}:
             what, fact = f"unknown option {name!r} for reading", f"known: {', '.join(_READ)}"
@@ -111,7 +111,7 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
             raise InvalidOption(what, fact, advice)
     values = _parsed(given, _READ)
     if not values.get("path"):
-        advice = f"""use .load("/var/lib/titanic"), or {VIEW} (path '/var/lib/titanic')"""
+        advice = f"""use .load("/var/lib/titanic/store"), or {VIEW} (path '/var/lib/titanic/store')"""
         raise InvalidOption(
             "there is no path to read from", "" if given else f"there are no options; {CATALOG}", advice
         )

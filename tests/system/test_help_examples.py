@@ -80,9 +80,9 @@ QUEUE = [
     *("=ls", "=retry", "=redrive", "=purge"),
 ]
 SCRIPTS = {
-    "queue": ["mkdir -p /var/lib", "titanic serve --store /var/lib/titanic", *QUEUE],
+    "queue": ["mkdir -p /var/lib/titanic", "titanic serve --store /var/lib/titanic/store", *QUEUE],
     "serve": [
-        *("mkdir -p /var/lib", "titanic keys server", USERS),
+        *("mkdir -p /var/lib/titanic", "titanic keys server", USERS),
         *("titanic broker --bind tcp://10.0.0.5:5555 --open &", "=serve"),
     ],
     "broker": ["titanic keys server", USERS, "=broker"],
@@ -92,14 +92,14 @@ SCRIPTS = {
     "cron": [SERVE, SCHEDULES, "=cron"],
     "web": [SERVE, "titanic keys server", USERS, "mkdir keys", "=web"],
     "store": [
-        *("mkdir -p /var/lib /backup", "titanic serve --store /var/lib/titanic"),
-        *("=check", "=backup", "rm -r /var/lib/titanic", "=restore"),
+        *("mkdir -p /var/lib/titanic /backup", "titanic serve --store /var/lib/titanic/store"),
+        *("=check", "=backup", "rm -r /var/lib/titanic/store", "=restore"),
     ],
     "nodes": [
         f"exec titanic serve --store {DATABASE} --node-name a --lease 5 --bind tcp://127.0.0.1:5556 &",
         *(f"exec titanic serve --store {DATABASE} --node-name b --lease 5 &", "=nodes", "=drain"),
     ],
-    "migrate": ["mkdir -p /var/lib", "titanic serve --store /var/lib/titanic", "=migrate"],
+    "migrate": ["mkdir -p /var/lib/titanic", "titanic serve --store /var/lib/titanic/store", "=migrate"],
     "config": ["mkdir -p /etc/titanic", "cp TOML /etc/titanic", "=config", "=config check", "=config show"],
     "keys": ["mkdir -p /etc/titanic", "=keys", "=keys new", "=keys server", "=keys show", "=keys token"],
     "access": [

@@ -53,8 +53,8 @@ def check(store: Path | str, repair: bool, as_json: bool) -> None:
 
     \b
     Example:
-      titanic check --store /var/lib/titanic
-      titanic check --store /var/lib/titanic --repair
+      titanic check --store /var/lib/titanic/store
+      titanic check --store /var/lib/titanic/store --repair
     """
     saved, place = None, str(store)
     if not isinstance(store, str):
@@ -99,7 +99,7 @@ def backup(dest: Path, store: Path, as_json: bool) -> None:
 
     \b
     Example:
-      titanic backup /backup/titanic-monday --store /var/lib/titanic
+      titanic backup /backup/titanic-monday --store /var/lib/titanic/store
     """
     expect_store(store)
     with _open(store) as opened, Bar("copying") as bar:
@@ -124,7 +124,7 @@ def restore(source: Path, store: Path, as_json: bool) -> None:
 
     \b
     Example:
-      titanic restore /backup/titanic-monday --store /var/lib/titanic
+      titanic restore /backup/titanic-monday --store /var/lib/titanic/store
     """
     expect_store(source)
     with Bar("reading") as bar:

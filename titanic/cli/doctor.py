@@ -91,7 +91,7 @@ def doctor(store: Path | str, as_json: bool, reach: EndpointReach) -> None:
     \b
     Example:
       titanic doctor
-      titanic doctor --store /var/lib/titanic
+      titanic doctor --store /var/lib/titanic/store
     """
     found = Doctor(click.get_current_context(), store, reach).findings()
     ok = all(one.ok for one in found)

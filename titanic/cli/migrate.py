@@ -39,8 +39,8 @@ def migrate(source: Path | str, target: Path | str, as_json: bool) -> None:
 
     \b
     Example:
-      titanic migrate /var/lib/titanic postgresql://titanic@db.example/titanic
-      titanic migrate postgresql://titanic@db.example/titanic /var/lib/titanic2
+      titanic migrate /var/lib/titanic/store postgresql://titanic@db.example/titanic
+      titanic migrate postgresql://titanic@db.example/titanic /var/lib/titanic/store2
     """
     if isinstance(source, Path):
         expect_store(source)

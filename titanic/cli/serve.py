@@ -72,7 +72,7 @@ def serve(bind: tuple[str, ...], log_level: str, log_format: str, **settings: An
 
     \b
     Example:
-      titanic serve --store /var/lib/titanic --capacity 20GiB --max-body 1MiB
+      titanic serve --store /var/lib/titanic/store --capacity 20GiB --max-body 1MiB
       titanic serve --store S --bind tcp://10.0.0.1:5555 --access access.toml --key-file server.key_secret
       titanic serve --store S --broker tcp://10.0.0.5:5555
       titanic serve --store S --gather tcp://127.0.0.1:5557

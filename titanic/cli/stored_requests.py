@@ -119,7 +119,7 @@ def ls(
       titanic ls --state failed --service mail
       titanic ls --text "connection refused" --since 2h --newest
       titanic ls --group-errors --since 1d
-      titanic ls --store /var/lib/titanic
+      titanic ls --store /var/lib/titanic/store
     """
     if group_errors:
         with open_source(**where) as source:

@@ -68,7 +68,7 @@ def archive(
 
     \b
     Example:
-      titanic-data archive --store /var/lib/titanic --archive /archive
+      titanic-data archive --store /var/lib/titanic/store --archive /archive
     """
     total = 0
     queue = Queue(store, endpoint, **keys)
@@ -276,7 +276,7 @@ def unregister(store: Path, endpoint: str, keys: dict[str, Any]) -> None:
 
     \b
     Example:
-      titanic-data unregister --store /var/lib/titanic
+      titanic-data unregister --store /var/lib/titanic/store
     """
     Queue(store, endpoint, **keys).unregister()
     click.echo(f"{store}: the ring no longer waits for an archive")
