@@ -61,7 +61,7 @@ def recipe(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
 
 
 def test_each_has_a_name_of_its_own() -> None:
-    assert len(dict(BLOCKS)) == len(BLOCKS) == 8
+    assert len(dict(BLOCKS)) == len(BLOCKS) == 6
 
 
 def test_fastapi(recipe: Recipe, server: Server) -> None:
@@ -181,20 +181,6 @@ def test_thumbnails(recipe: Recipe) -> None:
     assert Image.open(BytesIO(pictures.thumbnail.submit(out.getvalue()).reply(SOON))).size == (160, 120)
     with pytest.raises(UnidentifiedImageError, match="cannot identify"):
         pictures.thumbnail.submit(b"no picture").reply(SOON)
-
-
-def test_every_night(recipe: Recipe) -> None:
-    reports = recipe("reports")
-    assert [one.name for one in reports.app.schedules] == ["reports.nightly", "reports.heartbeat"]
-    assert reports.nightly.submit("sales").reply(SOON) == "sales, for now"
-    assert reports.app.scheduler().once() == []  # a new schedule begins with its next tick; test_month.py waits for it
-
-
-def test_one_after_another(recipe: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
-    shop = recipe("shop")
-    uuid = shop.order(7, ["lamp", "chair"], "Main Street 1")
-    assert shop.order(7, ["lamp", "chair"], "Main Street 1") == uuid
-    assert shop.app.flow(uuid).reply(SOON) == "reserved lamp, reserved chair for Main Street 1"
 
 
 def test_payments(recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
