@@ -22,7 +22,6 @@ from titanic.errors import TitanicError
     "--folder",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     metavar="DIR",
-    default=None,
     help="Directory for the stores, on the disk to measure; default: the temporary directory.",
 )
 @option(
@@ -30,7 +29,6 @@ from titanic.errors import TitanicError
     "url",
     type=DATABASE,
     metavar="URL",
-    default=None,
     help="Keep the stores in this PostgreSQL database, postgresql://…, which must not contain a store; they are"
     " removed afterwards.",
 )
@@ -44,7 +42,6 @@ from titanic.errors import TitanicError
 @option(
     "--plot",
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
-    default=None,
     metavar="FILE",
     help="Plot the figures of `latency` and `curves` (both by default). Needs the extra `bench`.",
 )

@@ -251,7 +251,6 @@ def check_free(host: str, port: int, option: str) -> None:
     "--schedules",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
-    default=None,
     help="Schedules for titanic cron; schedules of tasks always run.",
 )
 @option("--fresh", is_flag=True, help="Remove all stored requests first.")

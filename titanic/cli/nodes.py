@@ -87,7 +87,6 @@ def _line(row: NodeInfo, rows: Sequence[NodeInfo]) -> tuple[str, ...]:
     "--wait",
     envvar="TITANIC_DRAIN_WAIT",  # TITANIC_WAIT is for replies
     least=0,
-    default=None,
     help="Maximum time to wait for it to stop; 0: do not wait; default: no limit.",
 )
 @endpoint
@@ -205,7 +204,7 @@ LIMITS = (
 
 @command()
 @click.argument("service")
-@together(*[option(f"--{name}", callback=_typed, metavar=unit, default=None, help=text) for name, unit, text in LIMITS])
+@together(*[option(f"--{name}", callback=_typed, metavar=unit, help=text) for name, unit, text in LIMITS])
 @option("--reset", callback=_typed, is_flag=True, help="Remove all other limits that were set.")
 @json_flag
 @endpoint

@@ -133,9 +133,12 @@ command = partial(click.command, cls=GroupedCommand)
 
 
 def option(name: str, *aliases: str, **settings: Any) -> Decorator:
-    """A click option that can also come from the environment as TITANIC_<NAME>."""
-    variable = "TITANIC_" + name.lstrip("-").replace("-", "_").upper()
-    return click.option(name, *aliases, **{"cls": Option, "envvar": variable, "show_default": True, **settings})
+    """A click option that can also come from the environment as TITANIC_<NAME>. One value that is not given is None."""
+    usual: dict[str, Any] = {"cls": Option, "show_default": True}
+    usual["envvar"] = "TITANIC_" + name.lstrip("-").replace("-", "_").upper()
+    if settings.keys().isdisjoint(("is_flag", "multiple", "required")):
+        usual["default"] = None
+    return click.option(name, *aliases, **{**usual, **settings})
 
 
 def together(*options: Decorator) -> Decorator:
@@ -302,7 +305,7 @@ KEY_NAMES: dict[str, Any] = {"unlisted": ("--key",), "envvar": "TITANIC_KEY", "i
 
 def key_option(help: str) -> Decorator:
     """`--key-file` of what listens."""
-    return option("--key-file", "key", type=FILE, metavar="FILE", default=None, help=help, **KEY_NAMES)
+    return option("--key-file", "key", type=FILE, metavar="FILE", help=help, **KEY_NAMES)
 
 
 def key_options(group: str = "", *, unlisted: Sequence[str] = ("--key",)) -> Decorator:
@@ -319,7 +322,6 @@ def key_file_options(group: str = "", unlisted: Sequence[str] = ("--key",)) -> D
             unlisted=unlisted,
             type=click.Path(dir_okay=False),
             metavar="FILE",
-            default=None,
             envvar="TITANIC_KEY",
             group=group,
             in_file="key",
@@ -328,7 +330,6 @@ def key_file_options(group: str = "", unlisted: Sequence[str] = ("--key",)) -> D
         option(
             "--server-key",
             metavar="FILE|Z85",
-            default=None,
             group=group,
             help="Public key of the server, as Z85 or a file.",
         ),
@@ -365,7 +366,6 @@ def reaching(timeout: float, patience: str, keys: Callable[..., Any] | None = No
         option(
             "--mdp",
             type=click.Choice(["0.2", "0.1", "majortomo"]),
-            default=None,
             group=CONNECTION,
             help=MDP_HELP,
         ),
@@ -458,7 +458,6 @@ def broker_version(*versions: str, group: str = "") -> Decorator:
     return option(
         "--mdp",
         type=click.Choice(versions),
-        default=None,
         group=group,
         help=MDP_HELP,
     )

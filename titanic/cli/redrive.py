@@ -65,9 +65,7 @@ where_options = together(
     ),
     option("--dry-run", is_flag=True, help="With --where: only count the requests."),
     option("--yes", is_flag=True, help="With --where: do not ask for confirmation."),
-    option(
-        "--rate", callback=_rate, default=None, metavar="N", help="With --where: requests a second at most, as in 50/s."
-    ),
+    option("--rate", callback=_rate, metavar="N", help="With --where: requests a second at most, as in 50/s."),
 )
 
 

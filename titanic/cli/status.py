@@ -403,10 +403,9 @@ class Probe(GroupedCommand):
     envvar="TITANIC_HEALTH_MAX_WAITING",  # TITANIC_MAX_WAITING is the broker's
     type=click.IntRange(0),
     metavar="N",
-    default=None,
     help="Warn if more requests are waiting.",
 )
-@seconds("--max-age", least=0, default=None, help="Warn if a request has waited longer.")
+@seconds("--max-age", least=0, help="Warn if a request has waited longer.")
 @reaching(2.0, "Maximum time to wait for an answer; more than half of it is a warning.")
 def health(as_json: bool, max_waiting: int | None, max_age: float | None, reach: EndpointReach) -> None:
     """Check the health of the queue: it answers, it accepts requests, and waiting requests are within the given limits.

@@ -57,10 +57,9 @@ PURGED = tuple(state for state in STATES if state != "running")
 older_option = seconds(
     "--older-than",
     least=0,
-    default=None,
     help="Minimum time since requests ended, as in 2h or 7d; for unfinished requests: since they were submitted.",
 )
-service_option = option("--service", metavar="SERVICE", default=None, help="Only requests for this service.")
+service_option = option("--service", metavar="SERVICE", help="Only requests for this service.")
 
 
 @command()
@@ -75,20 +74,19 @@ service_option = option("--service", metavar="SERVICE", default=None, help="Only
     default=50,
     help="Maximum number of requests to print.",
 )
-@option("--state", type=click.Choice(STATES), default=None, help="Only requests in this state.")
+@option("--state", type=click.Choice(STATES), help="Only requests in this state.")
 @service_option
 @option(
     "--key",
     envvar="TITANIC_LS_KEY",  # TITANIC_KEY is that of the connection
     in_file="idempotency-key",
     metavar="KEY",
-    default=None,
     callback=no_key_file,
     help="Only the request with this idempotency key.",
 )
-@option("--text", metavar="TEXT", default=None, help="Only requests with this text in their error or key, in any case.")
+@option("--text", metavar="TEXT", help="Only requests with this text in their error or key, in any case.")
 @option("--newest", is_flag=True, help="Newest first.")
-@seconds("--since", least=0, default=None, help="Only requests submitted within this time, as in 2h or 7d.")
+@seconds("--since", least=0, help="Only requests submitted within this time, as in 2h or 7d.")
 @option("--group-errors", is_flag=True, help="List groups of failures with the same error, as the server counted them.")
 @source_options(unlisted=())
 def ls(
@@ -535,9 +533,9 @@ def retry(
 
 @command()
 @click.argument("uuid", type=uuid_type, metavar="UUID")
-@option("--priority", type=click.IntRange(0, 9), metavar="N", default=None, help="0 to 9; 9 is dispatched first.")
-@seconds("--delay", least=0, default=None, help="Do not execute the request before this time has passed from now.")
-@option("--at", metavar="TIME", default=None, callback=read_time, help="Do not execute it before this time.")
+@option("--priority", type=click.IntRange(0, 9), metavar="N", help="0 to 9; 9 is dispatched first.")
+@seconds("--delay", least=0, help="Do not execute the request before this time has passed from now.")
+@option("--at", metavar="TIME", callback=read_time, help="Do not execute it before this time.")
 @option("--now", is_flag=True, help="Execute it as soon as there is a worker.")
 @body_option("Replace the body with this file; - for standard input. Several: one frame each.")
 @endpoint

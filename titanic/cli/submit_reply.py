@@ -123,10 +123,9 @@ def _content_type(context: click.Context, option: click.Parameter, kind: str | N
     "--lines",
     type=click.File("rb"),
     metavar="FILE",
-    default=None,
     help="One request per line of FILE (- for stdin); the options apply to each.",
 )
-@seconds("--wait", least=0, default=None, help="Wait for the reply, at most this long, and print it.")
+@seconds("--wait", least=0, help="Wait for the reply, at most this long, and print it.")
 @json_flag
 @option(
     "--key",
@@ -134,42 +133,35 @@ def _content_type(context: click.Context, option: click.Parameter, kind: str | N
     "key",
     envvar="TITANIC_SUBMIT_KEY",  # TITANIC_KEY is that of the connection
     metavar="KEY",
-    default=None,
     callback=no_key_file,
     group=CHOICES,
     help="Idempotency key: requests with the same key get the same UUID and are executed once. (For your secret key,"
     " use --key-file.)",
 )
-@seconds("--key-for", least=0.001, default=None, group=CHOICES, help="How long the key is valid; default: one day.")
+@seconds("--key-for", least=0.001, group=CHOICES, help="How long the key is valid; default: one day.")
 @option(
     "--unique",
     envvar="TITANIC_SUBMIT_UNIQUE",
     metavar="KEY",
-    default=None,
     group=CHOICES,
     help="While an earlier request for SERVICE with the same KEY counts, print its UUID instead of storing another.",
 )
 @option(
     "--unique-until",
     type=click.Choice(get_args(UniqueUntil)),
-    default=None,
     group=CHOICES,
     help="With --unique: the earlier request counts until a worker has it, or until it has ended (the default).",
 )
 @seconds(
     "--unique-for",
     least=0.001,
-    default=None,
     group=CHOICES,
     help="With --unique: or it counts for this long, also after a success; not after a failure or a close.",
 )
-@seconds(
-    "--delay", least=0, default=None, group=CHOICES, help="Do not execute the request before this time has passed."
-)
+@seconds("--delay", least=0, group=CHOICES, help="Do not execute the request before this time has passed.")
 @option(
     "--at",
     metavar="TIME",
-    default=None,
     callback=read_time,
     group=CHOICES,
     help="Do not execute the request before this time, as in 2026-12-01T08:00+01:00.",
@@ -177,7 +169,6 @@ def _content_type(context: click.Context, option: click.Parameter, kind: str | N
 @seconds(
     "--ttl",
     least=0.001,
-    default=None,
     group=CHOICES,
     help="Expire the request if no worker starts it within this time.",
 )
@@ -185,7 +176,6 @@ def _content_type(context: click.Context, option: click.Parameter, kind: str | N
     "--priority",
     type=click.IntRange(0, 9),
     metavar="N",
-    default=None,
     group=CHOICES,
     help="0 to 9, default 4; 9 is dispatched first.",
 )
@@ -194,14 +184,12 @@ def _content_type(context: click.Context, option: click.Parameter, kind: str | N
     envvar="TITANIC_SUBMIT_MAX_ATTEMPTS",  # TITANIC_MAX_ATTEMPTS is the server's default
     type=click.IntRange(1, 65535),
     metavar="N",
-    default=None,
     group=CHOICES,
     help="Failed attempts after which the request fails for good.",
 )
 @seconds(
     "--limit",
     least=0.001,
-    default=None,
     envvar="TITANIC_SUBMIT_LIMIT",  # TITANIC_LIMIT is that of `titanic work`
     group=CHOICES,
     help="Maximum run time of one attempt.",
@@ -210,7 +198,6 @@ def _content_type(context: click.Context, option: click.Parameter, kind: str | N
     "--keep",
     type=Keep(least=0.001),
     metavar="TIME",
-    default=None,
     group=CHOICES,
     help="How long to keep the reply unless it is closed; never: until the commands and clients that wait for it have"
     " received it; default: the server's --keep-replies.",
@@ -218,7 +205,6 @@ def _content_type(context: click.Context, option: click.Parameter, kind: str | N
 @seconds(
     "--keep-failed",
     least=0.001,
-    default=None,
     group=CHOICES,
     help="How long to keep the request if it fails or expires; default: the server's --keep-dead.",
 )
@@ -226,7 +212,6 @@ def _content_type(context: click.Context, option: click.Parameter, kind: str | N
     "--keep-body",
     type=Keep(least=0.001),
     metavar="TIME",
-    default=None,
     group=CHOICES,
     help="How long to keep the body after the request has ended, which cannot be retried without it; never: until it"
     " succeeds; default: as long as the request.",
@@ -234,7 +219,6 @@ def _content_type(context: click.Context, option: click.Parameter, kind: str | N
 @option(
     "--trace",
     metavar="TRACEPARENT",
-    default=None,
     callback=_traceparent,
     group=CHOICES,
     help="W3C traceparent to pass to the worker.",
@@ -243,7 +227,6 @@ def _content_type(context: click.Context, option: click.Parameter, kind: str | N
     "--type",
     envvar="TITANIC_SUBMIT_TYPE",
     metavar="TYPE",
-    default=None,
     callback=_content_type,
     group=CHOICES,
     help="Content type of the body, to pass to the worker.",
@@ -251,14 +234,12 @@ def _content_type(context: click.Context, option: click.Parameter, kind: str | N
 @option(
     "--on-failed",
     metavar="SERVICE",
-    default=None,
     group=CHOICES,
     help="Service to notify with a request if this one fails for good or expires.",
 )
 @option(
     "--on-limit",
     type=click.Choice(["leave"]),
-    default=None,
     group=CHOICES,
     help="leave: let an attempt exceed --limit; the next one begins only when it has ended.",
 )
@@ -377,7 +358,7 @@ def _size(lines: BinaryIO) -> int:
 @command()
 @click.argument("uuid", type=uuid_type, metavar="UUID")
 @json_flag
-@seconds("--wait", least=0, default=None, help="Wait at most this long for the reply.")
+@seconds("--wait", least=0, help="Wait at most this long for the reply.")
 @endpoint
 def reply(uuid: str, wait: float | None, as_json: bool, reach: EndpointReach) -> None:
     """Print the reply to the request with this UUID, byte for byte. It is kept until the request is closed.

@@ -216,7 +216,6 @@ metrics_options = together(
         "--metrics",
         type=Listen(),
         metavar="HOST:PORT",
-        default=None,
         envvar="TITANIC_WORKER_METRICS",
         help="Address for /metrics (Prometheus), /healthz and /readyz; port 0 picks a free port.",
     ),
@@ -267,14 +266,12 @@ def _watch(worker: Worker) -> None:
     old=("--limit",),
     envvar=["TITANIC_TIME_LIMIT", "TITANIC_LIMIT"],
     least=0.001,
-    default=None,
     help="Maximum run time of a command; it is killed when it takes longer.",
 )
 @option(
     "--fatal-exit",
     type=read_codes,
     metavar="CODES",
-    default=None,
     help="Exit codes that fail the request for good, such as 1,64-78; 75 always means retry.",
 )
 @seconds(

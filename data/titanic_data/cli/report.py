@@ -166,17 +166,15 @@ OUT = click.Path(path_type=Path, dir_okay=False)
 @option(
     "--endpoint",
     metavar="ENDPOINT",
-    default=None,
     help="For duplicates: also print how many duplicates this queue avoided.",
 )
 @key_options
-@option("--where", metavar="SQL", default=None, help="Only requests for which this condition is true.")
+@option("--where", metavar="SQL", help="Only requests for which this condition is true.")
 @option("--live", is_flag=True, help="Read the ring of --store instead of an archive.")
 @option(
     "--parquet",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    default=None,
     help="Read this Parquet file of closed requests instead.",
 )
 @store_option

@@ -33,7 +33,7 @@ key_option = option("--key-column", metavar="NAME", default="key", help="The col
 @option("--window", type=click.IntRange(1, 100_000), metavar="N", default=256, help="Rows in flight, per Spark task.")
 @option("--body-column", metavar="NAME", default="body", help="The column with the body.")
 @key_option
-@option("--service", metavar="SERVICE", default=None, help="Service for all rows; default: the column `service`.")
+@option("--service", metavar="SERVICE", help="Service for all rows; default: the column `service`.")
 @endpoint_option
 @key_options
 def submit(
