@@ -152,12 +152,7 @@ def pause(service: str, as_json: bool, reach: EndpointReach) -> None:
     Example:
       titanic pause upper
     """
-    with connect(reach) as client:
-        answer = client.set_service(service, paused=True)
-    if as_json:
-        print_json(answer)
-    elif not answer["done"]:
-        say(f"{service} is already paused")
+    _set_paused(service, True, "already paused", as_json, reach)
 
 
 @command()
@@ -174,12 +169,17 @@ def resume(service: str, as_json: bool, reach: EndpointReach) -> None:
     Example:
       titanic resume upper
     """
+    _set_paused(service, False, "not paused", as_json, reach)
+
+
+def _set_paused(service: str, paused: bool, so_before: str, as_json: bool, reach: EndpointReach) -> None:
+    """Pause or resume a service. `so_before`: how it was if nothing changes."""
     with connect(reach) as client:
-        answer = client.set_service(service, paused=False)
+        answer = client.set_service(service, paused=paused)
     if as_json:
         print_json(answer)
     elif not answer["done"]:
-        say(f"{service} is not paused")
+        say(f"{service} is {so_before}")
 
 
 def _typed(context: click.Context, parameter: click.Parameter, text: Any) -> Any:
