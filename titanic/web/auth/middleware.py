@@ -27,7 +27,8 @@ from titanic.client.calls import VIA
 from titanic.errors import TitanicError
 from titanic.web import problems
 from titanic.web.app_state import AppState, problem_response, release_body
-from titanic.web.auth.identity import Grant, Kind, Visitor, unauthorized
+from titanic.web.auth.identity import Visitor, unauthorized
+from titanic.web.auth.sessions import Grant, Kind
 from titanic.web.problems import HTTPProblem, is_for_programs
 from titanic.web.request_headers import CERTIFICATE, ROOT, below_root, header_of, headers_of, is_repeated
 from titanic.web.settings import is_loopback

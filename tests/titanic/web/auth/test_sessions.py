@@ -8,17 +8,8 @@ from pathlib import Path
 import pytest
 
 from titanic.errors import CallerError
-from titanic.web.auth.identity import (
-    CLOCK_TOLERANCE,
-    MAX_ADDRESSES,
-    REFUSED_BURST,
-    REFUSED_INTERVAL,
-    SESSION_LIFETIME,
-    Kind,
-    LoginThrottle,
-    Sessions,
-    SessionSecret,
-)
+from titanic.web.auth.identity import MAX_ADDRESSES, REFUSED_BURST, REFUSED_INTERVAL, LoginThrottle
+from titanic.web.auth.sessions import CLOCK_TOLERANCE, SESSION_LIFETIME, Kind, Sessions, SessionSecret
 
 
 @pytest.fixture
