@@ -61,8 +61,9 @@ MOST_ENDED_BYTES = 1 << 20
 KEEP_ENDED = 60.0
 """Seconds for which they are: the server has stored them long before."""
 
-LEAVE_MOST = 5.0
-"""Seconds for which a worker that leaves waits for a broker that takes its last replies."""
+LEAVE_MOST = 30.0
+"""Seconds for which a worker that leaves waits for a broker that takes its last replies. Without them these requests
+run again, and a server on a busy machine takes a while to start."""
 
 
 class JointSession(WorkerSession):
@@ -280,6 +281,10 @@ class JointSession(WorkerSession):
     @property
     def _may_connect(self) -> bool:
         return not self._job_running and not self.held and (self._free > 0 or bool(self._hand))
+
+    @property
+    def _hurries(self) -> bool:
+        return bool(self._hand) or super()._hurries
 
     @property
     def _minds_silence(self) -> bool:

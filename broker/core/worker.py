@@ -50,9 +50,10 @@ from broker.core.worker_registry import Inflow
 VERSIONS: dict[str, WorkerDialect] = {dialect.name: dialect for dialect in WORKER_DIALECTS.values()}
 
 
-REFUSED_MOST = 2.5
-"""Seconds until the next try when a broker with access control has refused a READY: its access file can be another one
-at any time, and then the worker is to be back soon. It is no more for a broker than heartbeats are."""
+SOON = 2.5
+"""Most seconds until the next try of a worker that is to be back soon: a broker with access control has refused its
+READY, and the access file can be another one at any time, or requests wait for it (`JointSession`), which others get
+when it does not come. It is no more for a broker than heartbeats are."""
 
 
 PROGRESS_INTERVAL = 0.2
@@ -414,6 +415,11 @@ class WorkerSession(Core):
         return self._envelope if job == self._job and self.state is SessionState.BUSY else None
 
     @property
+    def _hurries(self) -> bool:
+        """Whether it is to be back soon."""
+        return self.refused and self._guarded
+
+    @property
     def _minds_silence(self) -> bool:
         """Whether silence of the broker counts."""
         return self.state is SessionState.ASKING or (self.state is SessionState.IDLE and self.dialect.heartbeats)
@@ -485,7 +491,7 @@ class WorkerSession(Core):
             self._jobs.clear()
             self._job_running = False
         self.aside = False
-        self._delay = self._backoff.take(REFUSED_MOST if self.refused and self._guarded else math.inf)
+        self._delay = self._backoff.take(SOON if self._hurries else math.inf)
         self._wake_at = now + self._delay
         if self._leaving and self._is_done:
             self._say_goodbye(now)

@@ -11,7 +11,7 @@ from support.transcript import SessionTranscript, WorkerTranscript
 from broker.config import WorkerConfig
 from broker.core.joint_worker import KEEP_ENDED, LEAVE_MOST, MOST_ENDED, MOST_ENDED_BYTES, MOST_PARTS, JointSession
 from broker.core.mdp import Capacity
-from broker.core.worker import Job, SessionState
+from broker.core.worker import SOON, Job, SessionState
 
 NEW = ("titanic:1", "titanic:process", "titanic:slots")
 NEWEST = (*NEW, "titanic:children")
@@ -381,6 +381,23 @@ def test_it_returns_with_what_is_at_work_and_what_has_ended() -> None:
     work.said(b"MDPW02", b"\4", b"2", b"", b"y")
     assert work.session.state is SessionState.IDLE
     assert work.session.dropped_replies == 0
+
+
+def test_with_requests_in_hand_it_is_back_soon_however_often_it_is_turned_away() -> None:
+    """They wait for it half a minute, by default."""
+    work = Keeping()
+    work.given(b"1")
+    for _ in range(9):
+        work.loses()
+        deadline = work.session.next_deadline()
+        assert deadline is not None
+        assert deadline - work.now <= SOON
+        work.back()
+        work.finds(*HELD)
+        work.next()
+    work.loses()
+    work.back()
+    work.returns(b"1")
 
 
 def test_of_several_brokers_it_goes_to_another_of_the_same_store() -> None:
