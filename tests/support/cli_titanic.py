@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from click.testing import CliRunner
+from support.processes import Fork, is_warm
 from support.waiting import PATIENCE, until
 
 from titanic.cli import main
@@ -42,6 +43,14 @@ class Ended(NamedTuple):
 
 def titanic(*arguments: str | bytes | Path, stdin: bytes = b"", **env: str) -> Ended:
     """Run `titanic …` in a process of its own until it ends."""
+    if is_warm(env):
+        pipe = subprocess.PIPE
+        with Fork("-m", "titanic", *arguments, stdin=pipe, stdout=pipe, stderr=pipe, env=CLEAN | env) as command:
+            try:
+                out, err = command.communicate(stdin, PATIENCE)
+            finally:
+                command.kill()
+        return _ended(command.returncode, out, err)
     done = subprocess.run(
         [sys.executable, "-m", "titanic", *arguments],
         input=stdin,
@@ -85,10 +94,8 @@ def _ended(code: int, out: bytes, err: bytes) -> Ended:
 def on_terminal(*arguments: str | Path, stdin: bytes = b"") -> str:
     """Run `titanic …` with a terminal as its stderr; what is written there. It must end well."""
     terminal, stderr = os.openpty()
-    command = [sys.executable, "-m", "titanic", *map(str, arguments)]
-    env = CLEAN | {"TERM": "xterm"}
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=subprocess.DEVNULL, stderr=stderr, env=env) as process:
+    pipe, null, env = subprocess.PIPE, subprocess.DEVNULL, CLEAN | {"TERM": "xterm"}
+    with Fork("-m", "titanic", *arguments, stdin=pipe, stdout=null, stderr=stderr, env=env) as process:
         os.close(stderr)
         assert process.stdin is not None
         process.stdin.write(stdin)
@@ -107,14 +114,23 @@ class Running:
 
     def __init__(self, log: Path, *arguments: str | Path, program: Sequence[str] = (), **env: str) -> None:
         self.log = log
+        null, pipe, all_env = subprocess.DEVNULL, subprocess.PIPE, CLEAN | env
         with log.open("wb") as stderr:
+            if is_warm(env) and not program:
+                self.process: subprocess.Popen[bytes] = Fork(
+                    "-m",
+                    "titanic",
+                    *arguments,
+                    stdin=null,
+                    stdout=pipe,
+                    stderr=stderr,
+                    env=all_env,
+                    start_new_session=True,
+                )
+                return
+            command = [*(program or (sys.executable, "-m", "titanic")), *map(str, arguments)]
             self.process = subprocess.Popen(
-                [*(program or (sys.executable, "-m", "titanic")), *map(str, arguments)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                env=CLEAN | env,
-                start_new_session=True,
+                command, stdin=null, stdout=pipe, stderr=stderr, env=all_env, start_new_session=True
             )
 
     def says(self, pattern: str) -> re.Match[str]:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import atexit
+import ctypes
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from support.waiting import PATIENCE
 
@@ -22,6 +27,65 @@ PACKAGES = Path(broker.__file__).parents[1]
 PYTHONPATH = os.pathsep.join(map(str, (PACKAGES, ROOT / "data", ROOT / "tests")))
 """For processes of tests, so that they run what the tests run."""
 SUPPORT = Path(__file__).parent
+FORKED = [(str(SUPPORT / f"{name}_process.py"),) for name in ("node", "server", "worker")] + [("-m", "titanic")]
+"""What Process starts as a Fork. Not programs that change modules before others import them."""
+_SUBREAPER = 36
+"""Of prctl(2): orphans below this process become its children."""
+_libc = ctypes.CDLL(None)
+
+
+class Fork(subprocess.Popen[bytes]):
+    """Python with `-m` and a module, or a script, that starts at once: warm_start.py. Tests of imports, interpreters
+    and cold starts use subprocess.Popen instead."""
+
+    _parent: socket.socket | None = None
+    _lock = Lock()
+
+    def __init__(self, *arguments: str | bytes | Path, env: Mapping[str, str], **more: Any) -> None:
+        super().__init__([os.fsdecode(one) for one in arguments], env=env, **more)
+
+    def _execute_child(self, args: Sequence[str], *rest: Any) -> None:
+        """What Popen calls to start it."""
+        env, files, session = rest[5], rest[9:15], rest[20]
+        given = [number if one == -1 else one for number, one in enumerate((files[0], files[3], files[5]))]
+        umask = os.umask(0)
+        os.umask(umask)
+        text = json.dumps([list(args), dict(env), str(Path.cwd()), umask, session]).encode()
+        try:
+            with Fork._lock:
+                parent = Fork._parent = Fork._parent or _start_parent()
+                _libc.prctl(_SUBREAPER, 1, 0, 0, 0)
+                try:
+                    socket.send_fds(parent, [len(text).to_bytes(4, "big")], given)
+                    parent.sendall(text)
+                    self.pid = int.from_bytes(parent.recv(4, socket.MSG_WAITALL), "big")
+                finally:
+                    _libc.prctl(_SUBREAPER, 0, 0, 0, 0)
+        finally:
+            self._close_pipe_fds(*files)  # type: ignore[attr-defined]
+        assert self.pid, "the process that forks has ended"
+        self._child_created = True
+
+
+def is_warm(env: Mapping[str, str]) -> bool:
+    """Whether a Fork can have these additional variables: Python itself reads others when it starts."""
+    return all(name.startswith("TITANIC_") and name != "TITANIC_PURE" for name in env)
+
+
+def _start_parent() -> socket.socket:
+    """The process that forks, one for each test process."""
+    ours, its = socket.socketpair()
+    env = {key: value for key, value in os.environ.items() if not key.startswith("TITANIC_")}
+    command = [sys.executable, str(SUPPORT / "warm_start.py"), str(its.fileno())]
+    with its:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=env, pass_fds=[its.fileno()])
+
+    def end() -> None:
+        process.kill()
+        process.wait()
+
+    atexit.register(end)
+    return ours
 
 
 class Process:
@@ -31,9 +95,13 @@ class Process:
         """`more`: of the environment."""
         environment = {**os.environ, **more, "PYTHONPATH": PYTHONPATH}
         self._output = output
+        words = [*map(str, arguments)]
+        is_forked = is_warm(more) and any(words[: len(one)] == [*one] for one in FORKED)
         with output.open("ab") as file:
-            self._process = subprocess.Popen(
-                [sys.executable, *map(str, arguments)], env=environment, stdout=file, stderr=file
+            self._process: subprocess.Popen[bytes] = (
+                Fork(*words, env=environment, stdout=file, stderr=file)
+                if is_forked
+                else subprocess.Popen([sys.executable, *words], env=environment, stdout=file, stderr=file)
             )
         self.pid = self._process.pid
 

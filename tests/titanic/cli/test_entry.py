@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import socket
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.cli_titanic import CLEAN
+from support.cli_titanic import CLEAN, running, titanic
 from support.waiting import PATIENCE
 
 
@@ -125,3 +126,43 @@ def test_a_signal_at_the_very_end_changes_no_exit_code(tmp_path: Path, number: i
     script = "from titanic.entry import start; start('command', 'command')"
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, timeout=60, check=False)
     assert done.returncode == 7
+
+
+IMPORTS = """
+import os
+from importlib import import_module
+from titanic.cli.main import COMMANDS
+
+for module in sorted({module for module, _ in COMMANDS.values()}):
+    if not os.fork():
+        import_module(f"titanic.cli.{module}")
+        os._exit(0)
+    assert os.wait()[1] == 0, module
+"""
+
+
+def test_each_command_imports_all_that_it_needs() -> None:
+    done = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, env=CLEAN, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_commands_of_tests_start_as_all_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that are forks of a process that has imported all."""
+    monkeypatch.chdir(tmp_path)
+    mask = os.umask(0o027)
+    try:
+        with running(tmp_path / "log", "broker", "--bind", "tcp://127.0.0.1:*") as broker:
+            broker.says("broker at")
+            pid = broker.process.pid
+            status = Path(f"/proc/{pid}/status").read_text()
+            assert {f"PPid:\t{os.getpid()}", "Umask:\t0027"} <= set(status.splitlines())
+            assert (os.getsid(pid), Path(f"/proc/{pid}/cwd").resolve()) == (pid, tmp_path)
+            files = [Path(f"/proc/{pid}/fd/{number}").resolve() for number in (0, 2)]
+            assert files == [Path(os.devnull), tmp_path / "log"]
+            broker.send(signal.SIGTERM)
+            assert broker.ends() == 0
+    finally:
+        os.umask(mask)
+    words = "submit", "\udcff", "x", "--timeout", "0"
+    cold = subprocess.run([sys.executable, "-m", "titanic", *words], capture_output=True, env=CLEAN, check=False)
+    assert titanic(*words) == (cold.returncode, cold.stdout, cold.stderr.decode())
