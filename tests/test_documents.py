@@ -18,6 +18,7 @@ DOCUMENTS = [
     "SECURITY.md",
     "titanic/README.md",
     "titanic/TUTORIAL.md",
+    "titanic/LANGUAGES.md",
     "titanic/PROTOCOL.md",
     "titanic/tasks/FLOWS.md",
     "titanic/tasks/README.md",

@@ -36,6 +36,7 @@ PAGES = {
     "titanic/tasks/README.md": "how-to/tasks.md",
     "titanic/tasks/FLOWS.md": "how-to/workflows.md",
     "titanic/SCHEDULES.md": "how-to/schedules.md",
+    "titanic/LANGUAGES.md": "how-to/languages.md",
     "titanic/celery/README.md": "how-to/from-celery.md",
     "titanic/taskiq/README.md": "how-to/taskiq.md",
     "titanic/web/README.md": "how-to/web.md",
