@@ -14,7 +14,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from titanic.errors import Forbidden, UnknownRequest
-from titanic.protocol.messages import read
 from titanic.util.text import quoted
 from titanic.web.api.openapi import (
     NewWebHook,
@@ -25,10 +24,9 @@ from titanic.web.api.openapi import (
     answer,
     endpoint,
     header,
-    json_content,
     wrong,
 )
-from titanic.web.api.resource import ApiRoute, json_response, read_body
+from titanic.web.api.resource import ApiRoute, json_response, read_document
 from titanic.web.app_state import app_state, visitor_of
 from titanic.web.hooks.delivery import literal_address, may_reach, not_reached
 from titanic.web.hooks.registry import (
@@ -45,7 +43,7 @@ from titanic.web.hooks.registry import (
     new_secret,
 )
 from titanic.web.problems import HTTPProblem
-from titanic.web.request_headers import ROOT, read_query
+from titanic.web.request_headers import ROOT
 
 T = TypeVar("T")
 
@@ -63,9 +61,9 @@ NO_UUID = "0" * 32
 async def put_hook(request: Request) -> Response:
     """Register a hook, replacing the one for the same service and URL. Without a secret, one is generated and returned
     this once."""
-    read_query(request, ())
     hooks, client = _registry(request), visitor_of(request).client
-    given = _read(await read_body(request, MAX_DOCUMENT))
+    example = '{"service": "mail", "url": "https://example.com/hook"}'
+    given = await read_document(request, PutHook, MAX_DOCUMENT, example)
     service, url, secret = given.service, given.url, given.secret
     hook = Hook(id_of(service, url), service, url, given.states, new_secret() if secret is UNSET else secret)
     check_hook(hook)
@@ -90,17 +88,8 @@ async def put_hook(request: Request) -> Response:
     return json_response(document, 201 if before is None else 200, {"Location": f"/v1/hooks/{hook.id}"})
 
 
-def _read(body: bytes) -> PutHook:
-    """Parse the document of a hook. Raises HTTPProblem."""
-    try:
-        return read(PutHook, body)
-    except ValueError as error:
-        raise HTTPProblem(400, f'{error}; send {{"service": "mail", "url": "https://example.com/hook"}}') from None
-
-
 async def get_hooks(request: Request) -> Response:
     """List all hooks, without their secrets; none for users that may not see other users' requests."""
-    read_query(request, ())
     hooks = _registry(request)
     known, settings = await _ask(hooks.all()), await _ask(hooks.settings())
     if not await _may_see(request, [hook.uuid for hook in known[:SEEN]]):
@@ -111,14 +100,12 @@ async def get_hooks(request: Request) -> Response:
 
 async def get_hook(request: Request) -> Response:
     """Get one hook."""
-    read_query(request, ())
     hook = await _find(request)
     return json_response(_as_json(hook, await _ask(_registry(request).settings())))
 
 
 async def delete_hook(request: Request) -> Response:
     """Delete a hook."""
-    read_query(request, ())
     hooks, client = _registry(request), visitor_of(request).client
     hook = await _find(request)
     await client.close(hook.uuid)
@@ -196,7 +183,7 @@ ROUTES = [
                 **wrong(409, 413),
             },
             description=_PUT,
-            requestBody={"required": True, "content": json_content(PutHook)},
+            body=PutHook,
         ),
     ),
     ApiRoute(

@@ -11,12 +11,10 @@ from starlette.responses import Response
 
 from titanic.errors import InvalidRequest
 from titanic.protocol.documents import RedriveInfo
-from titanic.protocol.messages import read
-from titanic.web.api.openapi import BulkJob, BulkJobList, ChangeJob, StartJob, answer, endpoint, json_content, wrong
-from titanic.web.api.resource import ApiRoute, json_response, path_uuid, read_body, with_times
+from titanic.web.api.openapi import BulkJob, BulkJobList, ChangeJob, StartJob, answer, endpoint, wrong
+from titanic.web.api.resource import ApiRoute, json_response, path_uuid, read_document, with_times
 from titanic.web.app_state import visitor_of
 from titanic.web.problems import HTTPProblem
-from titanic.web.request_headers import read_query
 
 MAX_DOCUMENT = 64 << 10
 """Bytes of the start or the change of a job: 1,000 UUIDs."""
@@ -24,11 +22,8 @@ MAX_DOCUMENT = 64 << 10
 
 async def post_job(request: Request) -> Response:
     """Start a job."""
-    read_query(request, ())
-    try:
-        given = read(StartJob, await read_body(request, MAX_DOCUMENT))
-    except ValueError as error:
-        raise HTTPProblem(400, f'{error}; send {{"action": "retry", "where": {{"service": "mail"}}}}') from None
+    example = '{"action": "retry", "where": {"service": "mail"}}'
+    given = await read_document(request, StartJob, MAX_DOCUMENT, example)
     uuids = None if given.uuids is UNSET else given.uuids
     where = {} if given.where is UNSET else asdict(given.where)
     job = await visitor_of(request).client.redrive(given.action, uuids=uuids, rate=given.rate, **where)
@@ -37,23 +32,17 @@ async def post_job(request: Request) -> Response:
 
 async def get_jobs(request: Request) -> Response:
     """List jobs."""
-    read_query(request, ())
     return _response({"jobs": await visitor_of(request).client.redrives()})
 
 
 async def get_job(request: Request) -> Response:
     """Get a job."""
-    read_query(request, ())
     return _response(await find_job(request))
 
 
 async def patch_job(request: Request) -> Response:
     """Confirm, pause, resume or cancel a job."""
-    read_query(request, ())
-    try:
-        given = read(ChangeJob, await read_body(request, MAX_DOCUMENT))
-    except ValueError as error:
-        raise HTTPProblem(400, f'{error}; send {{"change": "confirm", "count": 3}}') from None
+    given = await read_document(request, ChangeJob, MAX_DOCUMENT, '{"change": "confirm", "count": 3}')
     job = await find_job(request)
     try:
         job = await visitor_of(request).client.change_redrive(job["id"], given.change, given.count)
@@ -87,7 +76,7 @@ ROUTES = [
             "Retry or close many requests",
             {"202": answer("The job.", BulkJob), **wrong(413)},
             description="With `where` it counts the requests, and waits until it is confirmed with their number.",
-            requestBody={"required": True, "content": json_content(StartJob)},
+            body=StartJob,
         ),
     ),
     ApiRoute(
@@ -98,7 +87,7 @@ ROUTES = [
             "changeJob",
             "Confirm, pause, resume or cancel a job",
             {**_JOB, **wrong(404, 409, 413)},
-            requestBody={"required": True, "content": json_content(ChangeJob)},
+            body=ChangeJob,
         ),
     ),
 ]

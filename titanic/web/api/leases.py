@@ -45,11 +45,11 @@ from titanic.web.api.requests import (
     guess_type,
     unless_disconnected,
 )
-from titanic.web.api.resource import ApiRoute, json_response, max_body, read_body
+from titanic.web.api.resource import ApiRoute, json_response, max_body, query_of, read_body
 from titanic.web.api.services import read_service
 from titanic.web.app_state import UserQuota, visitor_of
 from titanic.web.problems import HTTPProblem
-from titanic.web.request_headers import read_number, read_query, trace_headers
+from titanic.web.request_headers import read_number, trace_headers
 from titanic.web.settings import WebSettings
 
 MAX_TAKE_WAIT = 60.0
@@ -72,7 +72,7 @@ def leases_of(request: Request) -> Leases:
 
 async def post_take(request: Request) -> Response:
     """Lease a request; 204: none arrived in time."""
-    given = read_query(request, ("wait", "lease"))
+    given = query_of(request)
     wait = max(MIN_LEASE, read_number("wait", given.get("wait", "30"), 0, MAX_TAKE_WAIT))
     seconds = _lease_time(given)
     service = read_service(request)
@@ -93,7 +93,6 @@ def _leased(lease: RequestLease) -> Response:
 
 async def post_done(request: Request) -> Response:
     """Reply to the request with the body; 204: the server has it."""
-    read_query(request, ())
     visitor, leases = visitor_of(request), leases_of(request)
     if leases.is_done(visitor.user, _id(request)):
         return Response(status_code=204)
@@ -120,7 +119,7 @@ def _plain(type: str) -> str:
 
 async def post_failed(request: Request) -> Response:
     """Fail the attempt. The first line of the body is the reason, the rest is stored as detail."""
-    given = read_query(request, ("fatal", "retry-after"))
+    given = query_of(request)
     fatal = given.get("fatal", "false")
     if fatal not in ("true", "false"):
         raise HTTPProblem(400, f"fatal is {quoted(fatal)}; write true or false")
@@ -146,7 +145,7 @@ def _failure(text: str, rest: str, after: float | None, *, fatal: bool) -> Remot
 
 async def post_extend(request: Request) -> Response:
     """Extend the lease: it lasts so many seconds from now."""
-    seconds = _lease_time(read_query(request, ("lease",)))
+    seconds = _lease_time(query_of(request))
     lease = leases_of(request).find(visitor_of(request).user, _id(request))
     lease.extend(seconds)
     uuid = lease.context.uuid if lease.context else ""

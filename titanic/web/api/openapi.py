@@ -453,9 +453,16 @@ def answer(
     return found
 
 
-def endpoint(handler: Handler, name: str, summary: str, responses: Mapping[str, Part], **more: Any) -> Endpoint:
-    """A handler with the name, the summary and the responses of its operation, and `more` members of that."""
-    return Endpoint(handler, {"operationId": name, "summary": summary, "responses": responses, **more})
+def endpoint(
+    handler: Handler, name: str, summary: str, responses: Mapping[str, Part], *, body: Any = None, **more: Any
+) -> Endpoint:
+    """A handler with the name, the summary and the responses of its operation, and `more` members of that. `body`: the
+    JSON document that it requires."""
+    if body is not None:
+        more["requestBody"] = {"required": True, "content": json_content(body)}
+    query = [one for one in more.get("parameters", ()) if one["in"] == "query"]
+    names = None if any(one["schema"].get("type") == "array" for one in query) else tuple(one["name"] for one in query)
+    return Endpoint(handler, {"operationId": name, "summary": summary, "responses": responses, **more}, names)
 
 
 def header(text: str, type: Any = str, *, required: bool = True) -> Part:

@@ -23,7 +23,7 @@ from titanic.web.api.resource import ApiRoute, body_parts, body_too_large, json_
 from titanic.web.api.services import read_service
 from titanic.web.app_state import hold_body, visitor_of
 from titanic.web.problems import HTTPProblem
-from titanic.web.request_headers import read_query, read_submit_options
+from titanic.web.request_headers import read_submit_options
 
 _MARK = re.compile(rb'["\[\]{},]')
 _IN_TEXT = re.compile(rb'["\\]')
@@ -244,7 +244,6 @@ class Batch:
 
 async def post_batch(request: Request) -> Response:
     """Store a request for each item of an array, or for each line."""
-    read_query(request, ())
     service = read_service(request)
     found = _format(request)
     client = visitor_of(request).client

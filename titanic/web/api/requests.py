@@ -21,7 +21,7 @@ from titanic.client.request_queue import Found as FoundUuid
 from titanic.errors import Forbidden, InvalidRequest, RequestFailed, TimedOut, TitanicError, UnknownRequest
 from titanic.protocol.answers import BODY_GONE, lacks_body
 from titanic.protocol.documents import RequestInfo
-from titanic.protocol.messages import AnyState, read
+from titanic.protocol.messages import AnyState
 from titanic.protocol.tsp import Frames
 from titanic.util.text import quoted
 from titanic.web.api import openapi
@@ -54,8 +54,10 @@ from titanic.web.api.resource import (
     page,
     page_size,
     path_uuid,
+    query_of,
     query_uuid,
     read_body,
+    read_document,
     unknown_request,
     with_times,
 )
@@ -69,7 +71,6 @@ from titanic.web.request_headers import (
     read_content_type,
     read_number,
     read_preferred_wait,
-    read_query,
     read_submit_options,
     read_time,
 )
@@ -83,7 +84,6 @@ TIMES = (
 
 async def post_request(request: Request) -> Response:
     """Store a request with the posted body. With `Prefer: wait=…`, wait for the reply."""
-    read_query(request, ())
     service = read_service(request)
     options = read_submit_options(request)
     if (type := read_content_type(request)) is not None:
@@ -181,7 +181,7 @@ async def _replied(request: Request, client: Client, uuid: str, seconds: int) ->
 
 async def get_request(request: Request) -> Response:
     """Get a request's status, without its body and its reply."""
-    why = flag(read_query(request, ("why",)), "why")
+    why = flag(query_of(request), "why")
     uuid = path_uuid(request.path_params["uuid"])
     return json_response(described(await _show(visitor_of(request).client, uuid, why=why)))
 
@@ -201,7 +201,6 @@ async def _show(client: Client, uuid: str, *, why: bool = False) -> RequestInfo:
 
 async def get_body(request: Request) -> Response:
     """Get the body of a request."""
-    read_query(request, ())
     uuid = path_uuid(request.path_params["uuid"])
     try:
         found = await visitor_of(request).client.look(uuid, None)
@@ -214,19 +213,15 @@ async def get_body(request: Request) -> Response:
 
 async def delete_request(request: Request) -> Response:
     """Close a request. It is no error if the request does not exist."""
-    kill = flag(read_query(request, ("kill",)), "kill")
+    kill = flag(query_of(request), "kill")
     alive = await visitor_of(request).client.close(path_uuid(request.path_params["uuid"]), kill=kill)
     return Response(status_code=202 if alive else 204)
 
 
 async def change_request(request: Request) -> Response:
     """Change the priority of a waiting or delayed request, or when it may start."""
-    read_query(request, ())
     uuid, client = path_uuid(request.path_params["uuid"]), visitor_of(request).client
-    try:
-        given = read(openapi.ChangeRequest, await read_body(request, MAX_CHANGE))
-    except ValueError as error:
-        raise HTTPProblem(400, f'{error}; send {{"priority": 9, "delay": 0}}') from None
+    given = await read_document(request, openapi.ChangeRequest, MAX_CHANGE, '{"priority": 9, "delay": 0}')
     priority = None if given.priority is UNSET else given.priority
     delay = None if given.delay is UNSET else given.delay
     at = None if given.at is UNSET else read_time("at", given.at)
@@ -235,7 +230,7 @@ async def change_request(request: Request) -> Response:
 
 async def put_body(request: Request) -> Response:
     """Replace the body of a waiting or delayed request; with `retry` that of a failed or expired one, and retry it."""
-    again = flag(read_query(request, ("retry",)), "retry")
+    again = flag(query_of(request), "retry")
     uuid, client = path_uuid(request.path_params["uuid"]), visitor_of(request).client
     body = await read_body(request, await max_body(request, client))
     if not again:
@@ -258,7 +253,6 @@ async def _change(client: Client, uuid: str, **given: Any) -> Response:
 
 async def retry_request(request: Request) -> Response:
     """Retry a failed or expired request."""
-    read_query(request, ())
     uuid = path_uuid(request.path_params["uuid"])
     client = visitor_of(request).client
     return accepted(uuid) if await client.retry(uuid) else await _not_retried(client, uuid)
@@ -348,7 +342,7 @@ async def wait_for_reply(request: Request, uuid: str, seconds: float) -> Frames 
 
 async def get_reply(request: Request) -> Response:
     """Get the reply; 202 while it is pending."""
-    given = read_query(request, ("wait",))
+    given = query_of(request)
     seconds = read_number("wait", given["wait"], 0, MAX_WAIT) if "wait" in given else 0.0
     uuid = path_uuid(request.path_params["uuid"])
     client = visitor_of(request).client
@@ -426,7 +420,7 @@ _APPLIED = {
 
 async def get_requests(request: Request) -> Response:
     """List stored requests, oldest or newest first."""
-    given = read_query(request, ("service", "state", "text", "owner", "begin", "newest", "after", "limit"))
+    given = query_of(request)
     limit = page_size(given)
     if (state := given.get("state")) is not None and state not in STATES:
         raise HTTPProblem(400, f"state is {quoted(state)}; it must be one of {', '.join(STATES)}")
@@ -517,7 +511,7 @@ ROUTES = [
             "Change a waiting or delayed request",
             {"204": answer("The request is changed."), **wrong(404, 409, 410, 413)},
             description="Its priority, or when it may start: a `delay` of 0 means now.",
-            requestBody={"required": True, "content": openapi.json_content(openapi.ChangeRequest)},
+            body=openapi.ChangeRequest,
         ),
         DELETE=endpoint(
             delete_request,

@@ -1,4 +1,4 @@
-"""A route of the HTTP API, how its handlers read bodies, and the answers that several of them give.
+"""A route of the HTTP API, how its handlers read queries and bodies, and the answers that several of them give.
 
 Paths are matched before decoding: the name of a service may contain a slash, which is written %2F.
 """
@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeVar
 from urllib.parse import quote, unquote_to_bytes, urlencode
 
 from starlette.requests import ClientDisconnect, Request
@@ -23,18 +23,25 @@ from starlette.types import Message, Receive, Scope, Send
 from titanic.aio import Client
 from titanic.client.calls import LARGE
 from titanic.errors import RequestFailed
+from titanic.protocol.messages import Message as Options
+from titanic.protocol.messages import read
 from titanic.protocol.submit_options import MOST_UUIDS
 from titanic.util import ids
 from titanic.util.text import quoted
 from titanic.web import problems
 from titanic.web.app_state import app_state, hold_body, release_body
 from titanic.web.problems import HTTPProblem
-from titanic.web.request_headers import ROOT, header_of, headers_of, read_integer
+from titanic.web.request_headers import ROOT, header_of, headers_of, read_integer, read_query
 
 Handler = Callable[[Request], Awaitable[Response]]
 
+Document = TypeVar("Document", bound=Options)
+
 LINGER = 2.0
 """Seconds for which the rest of a rejected body is read and discarded."""
+
+QUERY = "titanic.query"
+"""The key of the scope for the parameters in the query."""
 
 _PARAMETER = re.compile(r"\{(\w+)\}")
 _PATTERNS = {"uuid": b"[^/:]+"}
@@ -42,25 +49,25 @@ _PATTERNS = {"uuid": b"[^/:]+"}
 
 
 class Endpoint(NamedTuple):
-    """What one method of a path does, and how the OpenAPI document describes it."""
+    """What one method of a path does, and how the OpenAPI document describes it. `query`: the parameters that its query
+    may have, each once; None: the handler reads it."""
 
     handler: Handler
     operation: dict[str, Any]
+    query: tuple[str, ...] | None
 
 
 class ApiRoute(BaseRoute):
     """A path such as `/v1/requests/{uuid}`, and the endpoint of each method. HEAD is handled like GET.
 
-    The decoded parameters are in `request.path_params`.
+    The decoded parameters are in `request.path_params`; `query_of` returns those of the query.
     """
 
     def __init__(self, path: str, **endpoints: Endpoint) -> None:
         """`endpoints`: by method."""
         self.path = path
         self.operations = {method.lower(): endpoint.operation for method, endpoint in endpoints.items()}
-        self.methods = {method: endpoint.handler for method, endpoint in endpoints.items()}
-        if "GET" in endpoints:
-            self.methods["HEAD"] = endpoints["GET"].handler
+        self.methods = endpoints | ({"HEAD": endpoints["GET"]} if "GET" in endpoints else {})
         self.allow = ", ".join([*self.methods, "OPTIONS"])
         parts = _PARAMETER.split(path)
         self.names = parts[1::2]
@@ -100,7 +107,8 @@ class ApiRoute(BaseRoute):
                 what, fact = f"the body has the Content-Encoding {coding[:100]!r}", "workers do not get that header"
                 advice = "send it unencoded, or declare the encoding in Content-Type"
                 raise HTTPProblem(415, f"{what}; {fact}; {advice}", headers={"Accept-Encoding": "identity"})
-            response = await self._handler(scope)(Request(scope, receive, send))
+            request = Request(scope, receive, send)
+            response = await self._handler(request)(request)
         except ClientDisconnect:
             return
         except HTTPProblem as problem:
@@ -111,17 +119,25 @@ class ApiRoute(BaseRoute):
             return
         await response(scope, receive, send)
 
-    def _handler(self, scope: Scope) -> Handler:
-        """The handler of this method. Raises HTTPProblem."""
-        method = scope["method"]
-        handler = self._options if method == "OPTIONS" else self.methods.get(method)
-        if handler is None:
-            what = f"{self.path} does not allow {method}"
+    def _handler(self, request: Request) -> Handler:
+        """The handler of this method, for which the query is read. Raises HTTPProblem."""
+        if request.method == "OPTIONS":
+            return self._options
+        if (endpoint := self.methods.get(request.method)) is None:
+            what = f"{self.path} does not allow {request.method}"
             raise HTTPProblem(405, f"{what}; it allows {self.allow}", headers={"Allow": self.allow})
-        return handler
+        if endpoint.query is not None:
+            request.scope[QUERY] = read_query(request, endpoint.query)
+        return endpoint.handler
 
     async def _options(self, request: Request) -> Response:
         return Response(status_code=204, headers={"Allow": self.allow})
+
+
+def query_of(request: Request) -> dict[str, str]:
+    """The parameters in the query of a request."""
+    query: dict[str, str] = request.scope[QUERY]
+    return query
 
 
 async def _linger(response: Response, scope: Scope, receive: Receive, send: Send) -> None:
@@ -186,6 +202,14 @@ async def read_body(request: Request, most: int) -> bytes:
             return bytes(gathered)
         message = await request.receive()
     raise ClientDisconnect
+
+
+async def read_document(request: Request, kind: type[Document], most: int, example: str) -> Document:
+    """Read a JSON document of this kind, such as the example. Raises HTTPProblem."""
+    try:
+        return read(kind, await read_body(request, most))
+    except ValueError as error:
+        raise HTTPProblem(400, f"{error}; send {example}") from None
 
 
 async def body_parts(request: Request) -> AsyncGenerator[bytes, None]:

@@ -17,9 +17,9 @@ from titanic.protocol.answers import check
 from titanic.version import __version__
 from titanic.web.api import event_stream, hooks, jobs, leases, request_batch, requests, services
 from titanic.web.api.openapi import IN_PATH, Session, answer, components, endpoint, parameter, wrong
-from titanic.web.api.resource import ApiRoute
+from titanic.web.api.resource import ApiRoute, query_of
 from titanic.web.app_state import app_state, visitor_of
-from titanic.web.request_headers import ROOT, read_query
+from titanic.web.request_headers import ROOT
 
 DESCRIPTION = """A persistent request queue: submit a request now, fetch its reply later.
 
@@ -28,7 +28,6 @@ Errors are problem documents (RFC 9457). The server checks permissions for each 
 
 async def get_document(request: Request) -> Response:
     """Get the OpenAPI document."""
-    read_query(request, ())
     own = _DOCUMENT.replace(_SERVERS, _SERVERS.replace(b'"/"', json.dumps(ROOT.get() or "/").encode()), 1)
     return Response(own, media_type="application/json")
 
@@ -41,7 +40,7 @@ async def get_session(request: Request) -> Response:
 
 async def delete_sessions(request: Request) -> Response:
     """End all sessions of the user, or of another one."""
-    await end_sessions(request, read_query(request, ("user",)).get("user", ""))
+    await end_sessions(request, query_of(request).get("user", ""))
     return Response(status_code=204)
 
 

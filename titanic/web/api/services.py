@@ -15,7 +15,6 @@ from starlette.responses import Response
 from titanic.errors import InvalidRequest
 from titanic.protocol import tsp
 from titanic.protocol.documents import AuditQuery, FailureGroupInfo, LimitValues
-from titanic.protocol.messages import read
 from titanic.web.api.openapi import (
     AFTER,
     FLAG,
@@ -31,15 +30,24 @@ from titanic.web.api.openapi import (
     WorkerList,
     answer,
     endpoint,
-    json_content,
     paged,
     parameter,
     wrong,
 )
-from titanic.web.api.resource import ApiRoute, flag, json_response, page, page_size, read_body, timestamp, with_times
+from titanic.web.api.resource import (
+    ApiRoute,
+    flag,
+    json_response,
+    page,
+    page_size,
+    query_of,
+    read_document,
+    timestamp,
+    with_times,
+)
 from titanic.web.app_state import app_state, visitor_of
 from titanic.web.problems import HTTPProblem
-from titanic.web.request_headers import ROOT, read_integer, read_query
+from titanic.web.request_headers import ROOT, read_integer
 
 MIN_LAST, MAX_LAST = 60, 28 * 86_400
 """Seconds of history that may be asked for."""
@@ -63,7 +71,7 @@ def read_service(request: Request) -> str:
 
 async def get_services(request: Request) -> Response:
     """List the services by name: those with stored requests or workers."""
-    given = read_query(request, ("after", "limit"))
+    given = query_of(request)
     limit = page_size(given)
     stats = (await app_state(request).stats_poller.sample(visitor_of(request))).stats
     figures = _figures(stats) or {name: {"waiting": waiting} for name, waiting in stats["services"].items()}
@@ -89,12 +97,8 @@ def _service_links(name: str) -> ServiceLinks:
 
 async def put_limits(request: Request) -> Response:
     """Set the limits of a service."""
-    read_query(request, ())
     name = read_service(request)
-    try:
-        given = read(PutLimits, await read_body(request, MAX_DOCUMENT))
-    except ValueError as error:
-        raise HTTPProblem(400, f'{error}; send {{"running": 4, "rate": 10}}') from None
+    given = await read_document(request, PutLimits, MAX_DOCUMENT, '{"running": 4, "rate": 10}')
     found = await visitor_of(request).client.set_limits(name, **cast(LimitValues, asdict(given)))
     app_state(request).stats_poller.invalidate()
     return json_response(with_times({each: found[each] for each in ("limits", "limits_set") if each in found}, "at"))
@@ -102,14 +106,12 @@ async def put_limits(request: Request) -> Response:
 
 async def get_workers(request: Request) -> Response:
     """List the workers of the server, with the requests that they have."""
-    read_query(request, ())
     found = await visitor_of(request).client.workers()
     return json_response(with_times(found, "started_at", "registered_at", "heard_at"))
 
 
 async def get_schedules(request: Request) -> Response:
     """List the registered schedules."""
-    read_query(request, ())
     try:
         found = await visitor_of(request).client.schedules()
     except InvalidRequest as error:
@@ -120,14 +122,13 @@ async def get_schedules(request: Request) -> Response:
 
 async def get_stats(request: Request) -> Response:
     """Get the statistics of the server."""
-    read_query(request, ())
     stats = (await app_state(request).stats_poller.sample(visitor_of(request))).stats
     return json_response({**stats, "by_service": _figures(stats)})
 
 
 async def get_history(request: Request) -> Response:
     """Get what services did in the last seconds."""
-    given = read_query(request, ("last", "service", "failures"))
+    given = query_of(request)
     last = given.get("last", "3600")
     if not last.isdecimal() or not MIN_LAST <= int(last[:9]) <= MAX_LAST:
         raise HTTPProblem(400, f"last must be a number of seconds from {MIN_LAST} to {MAX_LAST}")
@@ -152,7 +153,7 @@ def _group(group: FailureGroupInfo) -> dict[str, Any]:
 
 async def get_audit(request: Request) -> Response:
     """List acts or refusals, the newest first."""
-    given = read_query(request, ("refusals", "user", "act", "address", "last", "after", "limit"))
+    given = query_of(request)
     options = audit_query(given, page_size(given), refusals=flag(given, "refusals"))
     found = await visitor_of(request).client.audit(**options)
     rows = with_times({"acts": found["acts"], "refusals": found["refusals"]}, "at")
@@ -191,7 +192,7 @@ ROUTES = [
             "setLimits",
             "Set limits of a service, in place of the configured ones",
             {"200": answer("The limits in force.", BoundsInForce), **wrong(413)},
-            requestBody={"required": True, "content": json_content(PutLimits)},
+            body=PutLimits,
         ),
     ),
     ApiRoute(
