@@ -57,7 +57,7 @@ from titanic.dispatch.attempts import (
 from titanic.dispatch.backlogs import HIGHEST, OVERTAKE, Alarm, Backlog, Backlogs, Fetch
 from titanic.dispatch.outcomes import EndedCounts, OutcomeBuffer
 from titanic.protocol.submit_options import Policy, read_policy
-from titanic.protocol.tsp import Frames, read_progress
+from titanic.protocol.tsp import FLOW_SUFFIX, Frames, read_progress
 from titanic.settings import ServerConfig
 from titanic.store import ReadyRow, Status, priority_in
 
@@ -78,6 +78,7 @@ MAINTENANCE: Alarm = ("maintenance", b"")
 
 
 _NO_POLICY = Policy()
+_FLOW = FLOW_SUFFIX.encode()
 _COUNTED_AS = {Status.DONE: "succeeded", Status.FAILED: "failed", Status.EXPIRED: "expired"}
 
 
@@ -431,7 +432,8 @@ class DispatchCore:
         flight = self._flight(row, backlog, now)
         backlog.least_urgent = min(backlog.least_urgent if backlog.in_flight else HIGHEST, flight.priority)
         self._take_off(row.uuid, backlog, flight)
-        self.again += flight.deliveries > flight.attempts
+        # A flow comes back after each poll of its steps: nobody else has it.
+        self.again += flight.deliveries > flight.attempts and not backlog.name.endswith(_FLOW)
         if backlog.allowed is not None:
             self.backlogs.began(backlog, now)
         if flight.policy.ends_after:

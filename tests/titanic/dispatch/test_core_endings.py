@@ -53,6 +53,17 @@ def test_a_worker_may_say_that_it_has_failed_for_good() -> None:
     assert play.ended["a"][1:5] == (Status.FAILED, [b"line 1"], 1, "no such user")
 
 
+@pytest.mark.parametrize(("service", "again"), [("echo", 1), ("echo.flow", 0)])
+def test_a_flow_that_polls_its_steps_is_not_with_an_earlier_worker(service: str, again: int) -> None:
+    play = Play(max_attempts=3)
+    play.submit(service, "a")
+    play.workers(service, 1)
+    play.go()
+    play.fail("a", 500, "wait", b"titanic:again=60")
+    play.later_by(61)
+    assert (play.sent, play.core.again) == (["a", "a"], again)
+
+
 def test_a_worker_may_say_when_to_try_again() -> None:
     play = at_work("a", max_attempts=3, retry_first=1.0)
     for word, attempts in ((b"titanic:retry=90", 1), (b"titanic:again=60.5", 1), (b"titanic:again=0", 1)):
