@@ -28,7 +28,6 @@ accepted. Closed requests that may be dropped make way for new requests. Only a 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Iterable, Sequence
-from types import TracebackType
 from typing import Protocol, Self
 
 from titanic.store.records import (
@@ -115,9 +114,7 @@ class Store(Protocol):
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, kind: object, error: object, trace: object) -> None: ...
 
 
 class ReadTransaction(Protocol):
@@ -125,9 +122,7 @@ class ReadTransaction(Protocol):
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, kind: object, error: object, trace: object) -> None: ...
 
     def prefetch(self, uuids: Sequence[bytes], replies: bool = False) -> None:
         """Read these requests at once in a `remote` store; a write transaction locks them in the order of their ids.

@@ -18,7 +18,6 @@ from itertools import islice
 from pathlib import Path
 from threading import Lock
 from time import monotonic
-from types import TracebackType
 from typing import Any, Self, Unpack
 
 from titanic.errors import InvalidRequest, StoreFull
@@ -138,9 +137,7 @@ class MemoryStore:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
 
 
 class MemoryReadTransaction:
@@ -156,9 +153,7 @@ class MemoryReadTransaction:
         self.tables = self.store.snapshot()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         self.store.release(self.tables)
 
     def prefetch(self, uuids: Sequence[bytes], replies: bool = False) -> None: ...
@@ -375,9 +370,7 @@ class MemoryWriteTransaction(MemoryReadTransaction):
         self.store.changes = self._changes
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         store = self.store
         with store.lock:
             if kind is None:

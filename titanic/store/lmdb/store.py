@@ -36,7 +36,7 @@ import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
-from types import FunctionType, TracebackType
+from types import FunctionType
 from typing import Any, Self, TypeVar, Unpack, cast
 
 import lmdb
@@ -157,9 +157,7 @@ class LmdbWriteTransaction(LmdbReadTransaction, Writing):
             rewrite_meta_pages(self.environment.env)
         self.environment.pace.failed = False
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         if error is not None:
             super().__exit__(kind, error, trace)
             return
@@ -268,9 +266,7 @@ class LmdbStore:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def write(self) -> LmdbWriteTransaction:

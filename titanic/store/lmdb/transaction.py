@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple, Self
 
 import lmdb
@@ -89,9 +88,7 @@ class Reading:
     def _begin(self) -> lmdb.Transaction[memoryview]:
         return self.environment.env.begin(buffers=True)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         self.raw.abort()
         if isinstance(error, lmdb.Error):
             raise self.translated(error) from error

@@ -11,7 +11,6 @@ A transaction that remembers what it has read of requests.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, ClassVar, NamedTuple, Self
 
 import psycopg
@@ -78,9 +77,7 @@ class PostgresReading:
             self.pool.take()  # raises
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         self.leave()
 
     def fetch(self, text: str, *parameters: object) -> list[Row]:

@@ -20,7 +20,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import ClassVar, Self
 
 import psycopg
@@ -125,9 +124,7 @@ class PostgresWriting(SnapshotReader):
             self.writer.lock.release()
             raise
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         try:
             if error is None:
                 self._commit()

@@ -10,7 +10,6 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self, TypeVar
 
 from msgspec.structs import asdict, replace
@@ -107,9 +106,7 @@ class LmdbExport:
         self.totals = Totals(counts.requests, int(tx.raw.stat(tx.db.keys)["entries"]), counts.closed)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         self._tx.__exit__(kind, error, trace)
         if self._closes:
             self._store.close()
@@ -203,9 +200,7 @@ class LmdbImport:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._store.close()
         opening.release_lock(self._lock)
 
