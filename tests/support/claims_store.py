@@ -1,4 +1,4 @@
-"""The store of a simulated cluster: what `titanic/store/claiming.py` says its statements do, each at one moment."""
+"""The store of a simulated cluster: what `titanic/store/cluster.py` says its statements do, each at one moment."""
 
 from __future__ import annotations
 

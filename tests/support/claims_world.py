@@ -4,7 +4,7 @@ world = World(seed=3)
 world.run(20_000)          events; faults among them
 world.finish()             heal everything; what was accepted ends
 
-The store executes each statement at one moment, as `titanic/store/claiming.py` says; a claim may be committed later,
+The store executes each statement at one moment, as `titanic/store/cluster.py` says; a claim may be committed later,
 even after the end of its node. Statements and their answers are late or lost, and some are executed long after their
 sender has given up. Nodes stand still, die, lose the store, are drained and are forgotten. Their clocks run at rates of
 their own, some at the edge of what the margin allows, and the store's leaps. How often each fault happens differs from

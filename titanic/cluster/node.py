@@ -46,7 +46,6 @@ from titanic.services.ask import Inbox
 from titanic.settings import ServerConfig
 from titanic.store import (
     Bound,
-    ClaimingStore,
     Joined,
     NodeFacts,
     Notification,
@@ -54,6 +53,7 @@ from titanic.store import (
     ReadTransaction,
     ReadyRow,
     Renewed,
+    SharedStore,
     Store,
     ready_counts,
 )
@@ -132,7 +132,7 @@ class ClaimingNode:
         self.leases_lost = 0
         self.problem: TitanicError | None = None
         """Why this node must not go on: the store is for later versions by now."""
-        self._store = cast(ClaimingStore, store)
+        self._store = cast(SharedStore, store)
         self._writer = writer
         self._core = core
         self._dispatcher = dispatcher

@@ -10,7 +10,7 @@ from titanic.commit.writer import Write
 from titanic.dispatch.fetching import ready_row
 from titanic.errors import RecordCorrupt, StoreError
 from titanic.services.ask import Inbox
-from titanic.store import Bound, Claimed, NodeTransaction, Place, ReadyRow, WriteTransaction, priority_in
+from titanic.store import Bound, Claimed, Place, ReadyRow, SharedWriteTransaction, WriteTransaction, priority_in
 
 CLAIM_BYTES = 8 << 20
 """Bytes of bodies that one claim takes for all services together, plus at most one body. Only other writes wait
@@ -45,7 +45,7 @@ class ClaimWrite(NodeWrite):
 
     def apply(self, transaction: WriteTransaction, now_us: int) -> None:
         op = self.op
-        shared = cast(NodeTransaction, transaction)
+        shared = cast(SharedWriteTransaction, transaction)
         self.found = shared.claim(op.incarnation, op.wants, CLAIM_BYTES, op.bounds, op.keeps)
 
     def __len__(self) -> int:
@@ -60,7 +60,7 @@ class ReleaseWrite(NodeWrite):
         self.op, self._bounded = op, bounded
 
     def apply(self, transaction: WriteTransaction, now_us: int) -> None:
-        shared = cast(NodeTransaction, transaction)
+        shared = cast(SharedWriteTransaction, transaction)
         shared.release(self.op.incarnation, self.op.places)
         if self._bounded:
             shared.count_no_more(self.op.incarnation, self._bounded)
@@ -115,7 +115,7 @@ class TakeOverWrite(NodeWrite):
             if one.attempt == row.attempts + 1 and one.delivery > max(row.attempts, row.deliveries):
                 self.rows[one.uuid] = found
         places = [place_of(*found) for found in self.rows.values()]
-        shared = cast(NodeTransaction, transaction)
+        shared = cast(SharedWriteTransaction, transaction)
         self.taken = shared.take_over(self.op.incarnation, places, self._bounds) if places else {}
 
     def __len__(self) -> int:
@@ -135,7 +135,7 @@ class KeepWrite(NodeWrite):
         self._incarnation, self.places = incarnation, places
 
     def apply(self, transaction: WriteTransaction, now_us: int) -> None:
-        cast(NodeTransaction, transaction).keep(self._incarnation, self.places)
+        cast(SharedWriteTransaction, transaction).keep(self._incarnation, self.places)
 
     def __len__(self) -> int:
         return len(self.places)

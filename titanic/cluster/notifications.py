@@ -42,7 +42,6 @@ from titanic.services.ask import CloseDoubt, Inbox, WaitingCloses
 from titanic.store import (
     ClusterView,
     NodeRow,
-    NodesReadTransaction,
     Notification,
     NotificationChannel,
     ReadTransaction,
@@ -170,7 +169,7 @@ class NodesRead(BackgroundRead[Sequence[NodeRow]]):
     """All nodes."""
 
     def read(self, transaction: ReadTransaction) -> Sequence[NodeRow]:
-        return cast(NodesReadTransaction, transaction).nodes()
+        return cast(SharedReadTransaction, transaction).nodes()
 
 
 class ClusterRead(BackgroundRead[ClusterView]):

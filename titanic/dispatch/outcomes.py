@@ -26,10 +26,10 @@ from titanic.store import (
     Description,
     HistoryWriter,
     NewRequest,
-    NodeTransaction,
     Outcome,
     Place,
     ReadTransaction,
+    SharedWriteTransaction,
     State,
     Status,
     WriteTransaction,
@@ -359,9 +359,9 @@ class OutcomeWrite:
         self.unchanged, self.without_room, self.poisoned = [], [], {}
         if self.incarnation is not None:
             failed = [outcome.uuid for outcome in self.outcomes if not _is_done(outcome)]
-            cast(NodeTransaction, transaction).under(self.incarnation, failed)
+            cast(SharedWriteTransaction, transaction).under(self.incarnation, failed)
             if self._bounded:
-                cast(NodeTransaction, transaction).count_no_more(self.incarnation, self._bounded)
+                cast(SharedWriteTransaction, transaction).count_no_more(self.incarnation, self._bounded)
         for outcome in self.outcomes:
             try:
                 # How long it ran, without the wait for this commit: never before it was submitted.

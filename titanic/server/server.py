@@ -54,8 +54,8 @@ from titanic.settings import LIVE, ServerConfig
 from titanic.store import (
     HistoryWriter,
     NodeFacts,
-    NodesReadTransaction,
     ReadTransaction,
+    SharedReadTransaction,
     SharedStore,
     open_store,
 )
@@ -170,7 +170,7 @@ class Server:
         with self.store.read() as transaction:
             identity = transaction.identity()
             if self.store.remote:
-                dispatcher.delivery_key = cast(NodesReadTransaction, transaction).delivery_key()
+                dispatcher.delivery_key = cast(SharedReadTransaction, transaction).delivery_key()
                 dispatcher.decides_within = 2 * self.config.lease.lease + patience
         if identity is None:  # a damaged store has none until it is opened again
             return
@@ -341,7 +341,7 @@ class Server:
         )
 
     def _node_snapshot(self, node: cluster.ClaimingNode, transaction: ReadTransaction) -> NodeSnapshot:
-        rows = cast(NodesReadTransaction, transaction).nodes()
+        rows = cast(SharedReadTransaction, transaction).nodes()
         draining = sum(row.draining for row in rows)
         return NodeSnapshot(self.facts().name, len(rows), draining, node.lease_left, node.held, node.leases_lost)
 

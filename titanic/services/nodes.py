@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, cast
 
-from titanic.store import NodeRow, NodesReadTransaction, NodesWriteTransaction, ReadTransaction, WriteTransaction
+from titanic.store import NodeRow, ReadTransaction, SharedReadTransaction, SharedWriteTransaction, WriteTransaction
 from titanic.util.text import quoted
 
 
@@ -18,13 +18,13 @@ def document(row: NodeRow, asked: int | None) -> dict[str, Any]:
 
 def listed(transaction: ReadTransaction, me: int | None) -> dict[str, Any]:
     """The answer to a titanic.stats that asks for the nodes."""
-    rows = cast(NodesReadTransaction, transaction).nodes_and_claims()
+    rows = cast(SharedReadTransaction, transaction).nodes_and_claims()
     return {"nodes": [document(row, me) for row in rows]}
 
 
 def rows_of(transaction: ReadTransaction) -> Sequence[NodeRow]:
     """The nodes that share the store."""
-    return cast(NodesReadTransaction, transaction).nodes()
+    return cast(SharedReadTransaction, transaction).nodes()
 
 
 def running_elsewhere(rows: Sequence[NodeRow], me: int | None) -> dict[bytes, int]:
@@ -66,7 +66,7 @@ def _workers(rows: Sequence[NodeRow]) -> dict[str, int]:
 
 def drain(transaction: WriteTransaction, node: str | None, me: int | None) -> dict[str, Any]:
     """Drain a node; None: this one. Raises ValueError."""
-    tx = cast(NodesWriteTransaction, transaction)
+    tx = cast(SharedWriteTransaction, transaction)
     rows = tx.nodes()
     if node is None:
         chosen = [row for row in rows if row.incarnation == me]

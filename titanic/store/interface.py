@@ -59,7 +59,7 @@ class Store(Protocol):
     `facts_room` is how many bytes of facts there may be; their writers keep to it.
 
     `place` is its location, for people, without a password. `remote`: transactions may wait for a network, so none may
-    begin in a loop's thread; and nodes may share it, so they claim what they dispatch (claiming.py).
+    begin in a loop's thread; and nodes may share it, so they claim what they dispatch (cluster.py).
     `capacity` is in bytes, `durability` is what its commits wait for. `batch` is how many requests one transaction can
     change (but not accept) however full the store is, and however far apart they are in it. `now_us` returns the
     time by which its timers count, in µs since the epoch: the same for all nodes, whatever their own clocks show.

@@ -21,7 +21,7 @@ from typing import Any
 from zlib import crc32
 
 from titanic.errors import RecordCorrupt
-from titanic.store.claiming import Bound, Claimed, Place
+from titanic.store.cluster import Bound, Claimed, Place
 from titanic.store.postgres.database_session import ids, numbers, texts
 from titanic.store.postgres.nodes import ALIVE, FREE, places_of
 from titanic.store.postgres.queries import READY_COLUMNS, damaged_row, ready_row

@@ -1,9 +1,8 @@
-"""The nodes that share the store.
+"""The nodes that share the store (titanic/store/cluster.py).
 
-- This process: the numbers under which it claims, and the lease that shows others that it lives. The statements are
-  explained in titanic/store/claiming.py.
-- The list of nodes in `node` (titanic/store/cluster.py).
-- What a node reads of the others, and the recalls that they leave for each other (titanic/store/cluster.py).
+- This process: the numbers under which it claims, and the lease that shows others that it lives.
+- The list of nodes in `node`.
+- What a node reads of the others, and the recalls that they leave for each other.
 - The settings of services, and the limits that they have at all nodes: a row each.
 """
 
@@ -18,8 +17,19 @@ from typing import Any
 
 from titanic.errors import OtherLease, StoreError, WriteConflict
 from titanic.store import service_settings
-from titanic.store.claiming import Joined, LeaseConfig, NodeFacts, Place, Renewed, Silent
-from titanic.store.cluster import ClaimRow, ClusterView, NodeRow, Recall, StatusQuery
+from titanic.store.cluster import (
+    ClaimRow,
+    ClusterView,
+    Joined,
+    LeaseConfig,
+    NodeFacts,
+    NodeRow,
+    Place,
+    Recall,
+    Renewed,
+    Silent,
+    StatusQuery,
+)
 from titanic.store.postgres import schema
 from titanic.store.postgres.connection_pool import ConnectionPool, Outage
 from titanic.store.postgres.database_session import Raw, ids, numbers, texts
@@ -111,6 +121,7 @@ SELECT store_format, oldest, (SELECT shard FROM born), ARRAY(
     SELECT uuid FROM taken UNION SELECT r.uuid FROM held AS h
     JOIN ready AS r ON r.service = h.service AND r.rank = h.rank AND r.uuid = h.uuid WHERE r.incarnation = %s),
     {_OTHERS} FROM meta"""
+"""`xmax` is 0 for a row that was inserted, and not updated."""
 
 _RENEW = f"""
 WITH mine AS (

@@ -27,8 +27,7 @@ from typing import NoReturn, Self, Unpack
 import psycopg
 
 from titanic.errors import NotAStore, StoreError, StoreFailed, StoreReadOnly, StoreTooNew, StoreTooOld, StoreUnwritable
-from titanic.store.claiming import Joined, LeaseConfig, NodeFacts, Place, Renewed, Silent
-from titanic.store.cluster import NotificationChannel
+from titanic.store.cluster import Joined, LeaseConfig, NodeFacts, NotificationChannel, Place, Renewed, Silent
 from titanic.store.postgres import accept as accept_module
 from titanic.store.postgres import claims, closed, lifecycle, nodes, queries, schema
 from titanic.store.postgres import closed as closed_module
@@ -246,7 +245,7 @@ READERS_EVERY = 10.0
 
 
 class PostgresStore:
-    """A store in PostgreSQL (titanic/store/interface.py, titanic/store/claiming.py)."""
+    """A store in PostgreSQL (titanic/store/interface.py, titanic/store/cluster.py)."""
 
     remote = True
     batch = 1000
