@@ -124,7 +124,6 @@ class MemoryStore:
 
     @property
     def backed_up_at(self) -> float | None:
-        """None: it is not known."""
         return None
 
     def readers(self) -> list[StoreReader]:

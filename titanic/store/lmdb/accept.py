@@ -79,7 +79,6 @@ class _Plan(NamedTuple):
 def accept(
     tx: Writing, requests: Sequence[NewRequest], now_us: int, ahead_us: int = 0, running: Container[bytes] = ()
 ) -> list[AcceptResult]:
-    """Store the requests and return their ids, in order, and which are new. Keys count `ahead_us` longer."""
     uuids = tx.environment.ids.make(len(requests), now_us)
     keys = _look_up_keys(tx, requests, uuids, now_us, now_us - ahead_us)
     if any(map(_unique_of, requests)):
@@ -96,7 +95,6 @@ def accept(
 def fresh(
     tx: Writing, requests: Sequence[NewRequest], now_us: int, ahead_us: int = 0, running: Container[bytes] = ()
 ) -> list[NewRequest]:
-    """Those that `accept` would store: their key is not taken."""
     sure_us = now_us - ahead_us
     seen: set[bytes] = set()
     fresh = []
@@ -118,13 +116,11 @@ def fresh(
 
 
 def forget(tx: Writing, keys: Sequence[bytes], owner: bytes = b"") -> None:
-    """Forget these idempotency keys of an owner before their time; unknown ones are fine."""
     for given in keys:
         tx.forget_key(row_key(given, owner))
 
 
 def set_service(tx: Writing, service: bytes, setting: ServiceSetting) -> ServiceSettings:
-    """Set that for a service, and return what is set for all. Raises InvalidRequest when there are too many."""
     found = service_settings.changed(settings_of_services(tx), service, setting)
     row = service_settings.encode(found)
     tx.put(tx.db.meta, SERVICES_KEY, row)

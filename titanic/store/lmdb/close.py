@@ -33,7 +33,6 @@ _NEVER_TRIED = RetryRecord(0, 0)
 
 
 def close(tx: Writing, uuid: bytes, now_us: int | None = None) -> CloseResult | None:
-    """Delete the request and all that belongs to it, whatever its state and even if it is damaged."""
     return close_request(tx, uuid, wall_us() if now_us is None else now_us)
 
 

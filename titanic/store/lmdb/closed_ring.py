@@ -74,7 +74,6 @@ def oldest_closing(tx: Reading) -> list[int]:
 
 
 def closed_bulk(tx: Reading, first: int, last: int, max_bytes: int = 16 << 20) -> ClosedBulk:
-    """The closed requests number `first` to `last`, or those of them that come to `max_bytes`; one however large."""
     parts: list[bytes] = []
     starts: list[int] = []
     apart: dict[int, ClosedRequest] = {}
@@ -111,7 +110,6 @@ def closed_bulk(tx: Reading, first: int, last: int, max_bytes: int = 16 << 20) -
 
 
 def cut_closed(tx: Reading, first: int, last: int, max_bytes: int) -> int:
-    """The last number, at most `last`, so that the frames from number `first` on come to `max_bytes`; one at least."""
     cursor = tx.raw.cursor(tx.db.closed)
     size, number = 0, first - 1
     if cursor.set_key(closed_key(first)):
@@ -149,7 +147,6 @@ def _plain(number: int, rows: list[bytes]) -> bool:
 
 
 def archive(tx: Reading) -> ArchiveState:
-    """Whether an archive is registered, what it has, and what there is."""
     tx.put_counters()
     registered, upto = tx.archived()
     return ArchiveState(registered, upto, *closed_range(tx), tx.lost_count(), known_archivist(tx))
@@ -227,7 +224,6 @@ def update_archive(
     upto: int | None = None,
     uuid: bytes | None = None,
 ) -> ArchiveState:
-    """Change the agreement with the archive, and return it."""
     first, last = closed_range(tx)
     before = now = Agreement(*tx.archived(), known_archivist(tx))
     if register:

@@ -30,7 +30,6 @@ Row = tuple[bytes, bytes | None]
 def facts(
     tx: Reading, prefix: bytes, after: bytes = b"", limit: int = 1000, newest: bool = False
 ) -> list[tuple[bytes, bytes]]:
-    """Rows with keys that begin with `prefix` (interface.py)."""
     found: list[tuple[bytes, bytes]] = []
     if limit > 0:
         for key, value in rows(tx, prefix, after, newest):
@@ -98,7 +97,6 @@ def _joined(key: bytes, pieces: list[bytes]) -> bytes | None:
 
 
 def put_facts(tx: Writing, changed: Iterable[Row]) -> None:
-    """Put rows, or delete those with the value None (interface.py)."""
     for key, value in changed:
         check_fact(key, value)
         pieces = [] if value is None else [value[at : at + _PIECE] for at in range(0, len(value), _PIECE)] or [b""]

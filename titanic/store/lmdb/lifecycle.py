@@ -68,7 +68,6 @@ def finish(
     finished_at: int,
     reason: str = "",
 ) -> bool:
-    """Store how the request ended. False, and nothing is changed, when it is unknown or has ended before."""
     place = find(tx, uuid)
     if place is None or (place.state, ENDING[status]) not in TRANSITIONS:
         return False
@@ -79,7 +78,6 @@ def finish(
 def postpone(
     tx: Writing, uuid: bytes, *, due: int, attempts: int, dispatched_at: int, reason: str, deliveries: int = 0
 ) -> bool:
-    """Take a request that failed out of the queue until `due`, in µs since the epoch."""
     place = find(tx, uuid)
     if place is None or (place.state, Event.POSTPONE) not in TRANSITIONS:
         return False
@@ -100,7 +98,6 @@ def postpone(
 
 
 def promote(tx: Writing, now_us: int, limit: int = 1000) -> list[tuple[bytes, int]]:
-    """Put back into the queue what is due, the longest due first, at most `limit` requests."""
     due: list[tuple[bytes, bytes]] = []
     for view, value in tx.raw.cursor(tx.db.later).iternext():
         if len(due) >= limit or due_of(view) > now_us:
@@ -120,7 +117,6 @@ def promote(tx: Writing, now_us: int, limit: int = 1000) -> list[tuple[bytes, in
 def expire(
     tx: Writing, now_us: int, limit: int = 1000, skip: Collection[bytes] = (), ahead_us: int = 0
 ) -> list[tuple[bytes, bytes]]:
-    """Expire requests past their TTL, at most `limit`, but not those in `skip`: they are running."""
     due: list[tuple[bytes, bytes]] = []
     for key, time, uuid in tx.timers(EXPIRY):
         if time > now_us - ahead_us or len(due) == limit:
@@ -141,7 +137,6 @@ def expire(
 
 
 def retry(tx: Writing, uuid: bytes, now_us: int) -> bool:
-    """Let a request that failed or expired wait again, as if it had never been tried. False for other requests."""
     record, reply = tx.raw.get(uuid, db=tx.db.requests), tx.raw.get(uuid, db=tx.db.replies)
     if record is None or reply is None:
         return False

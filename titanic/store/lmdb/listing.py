@@ -56,7 +56,6 @@ class _Effort:
 
 
 def describe(tx: Reading, uuid: bytes) -> Description | None:
-    """All about the request but its frames; None when it is unknown. Body and reply aren't checked."""
     record = tx.raw.get(uuid, db=tx.db.requests)
     if record is None:
         return None
@@ -96,9 +95,6 @@ def select(
     text: str | None = None,
     seconds: float = 0.0,
 ) -> Page:
-    """Up to `limit` requests in the order of their ids (oldest first), of these states, service and owner if given.
-    `newest`: newest first. `text`: only those with a reason or key that contains it. `seconds`: how long to go on when
-    LOOKED_AT requests were examined and the page is not full."""
     page = Page()
     effort = _Effort(seconds)
     last, is_over = after, False
@@ -122,7 +118,6 @@ def select(
 
 
 def request_ids(tx: Reading, every: int) -> list[bytes]:
-    """The id of every stored request that begins a part of `every` of them, oldest first."""
     cursor = tx.raw.cursor(tx.db.requests)
     return [bytes(key) for n, key in enumerate(cursor.iternext(values=False)) if n % every == 0]
 
@@ -130,7 +125,6 @@ def request_ids(tx: Reading, every: int) -> list[bytes]:
 def unended(
     tx: Reading, begin: bytes, end: bytes | None, limit: int, max_bytes: int = 16 << 20
 ) -> tuple[list[tuple[Description, list[bytes]]], bytes | None]:
-    """The requests of a range that wait or are delayed, with their bodies, and where to go on."""
     found: list[tuple[Description, list[bytes]]] = []
     cursor = tx.raw.cursor(tx.db.requests)
     size = looked_at = 0

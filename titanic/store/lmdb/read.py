@@ -41,7 +41,6 @@ def state(tx: Reading, uuid: bytes) -> State | None:
 
 
 def reply(tx: Reading, uuid: bytes) -> Outcome | Pending | None:
-    """How the request ended, that it hasn't yet, or None when it is unknown."""
     record = tx.raw.get(uuid, db=tx.db.replies)
     if record is not None:
         return outcome_record.decode(uuid, record, tx.fetch)
@@ -50,19 +49,16 @@ def reply(tx: Reading, uuid: bytes) -> Outcome | Pending | None:
 
 
 def request(tx: Reading, uuid: bytes) -> StoredRequest | None:
-    """The request as it was accepted; None when it is unknown."""
     record = tx.raw.get(uuid, db=tx.db.requests)
     return None if record is None else request_record.decode(uuid, record, tx.fetch)
 
 
 def owner(tx: Reading, uuid: bytes) -> bytes | None:
-    """The user that submitted the request; empty when it has no owner, or a damaged record. None when it is unknown."""
     record = tx.raw.get(uuid, db=tx.db.requests)
     return None if record is None else request_record.owner_in(record)
 
 
 def holders(tx: Reading, keys: Sequence[bytes], owner: bytes = b"") -> dict[bytes, bytes]:
-    """The ids of the requests that their owner submitted with these idempotency keys, also when they are closed."""
     found = {key: tx.key_holder(row_key(key, owner)) for key in keys if 0 < len(key) <= MAX_KEY}
     return {key: holder.uuid for key, holder in found.items() if holder is not None}
 
@@ -70,7 +66,6 @@ def holders(tx: Reading, keys: Sequence[bytes], owner: bytes = b"") -> dict[byte
 def next_ready(
     tx: Reading, service: bytes, after: bytes | None, limit: int, max_bytes: int, skip: Container[bytes] = ()
 ) -> ReadyRows:
-    """What the service is to do next: oldest first within a priority, higher priorities before."""
     rows = ReadyRows()
     txn, requests = tx.raw, tx.db.requests
     prefix = service + b"\0"
@@ -116,7 +111,6 @@ def next_ready(
 def ahead_of(
     tx: Reading, service: bytes, priority: int, uuid: bytes, most: int = 10_000, skip: Collection[bytes] = ()
 ) -> int:
-    """How many requests stand before this one in the queue of its service."""
     cursor, end = tx.raw.cursor(tx.db.ready), schema.ready_prefix(service, priority) + uuid
     found = 0
     if cursor.set_range(service + b"\0"):
@@ -131,7 +125,6 @@ def ahead_of(
 def next_due(
     tx: Reading, policy: Retention | None = None, skip: Collection[bytes] = (), ahead_us: int = 0
 ) -> int | None:
-    """When there is something to do next, in µs since the epoch; None when nothing waits for its time."""
     times = _first_time(tx, schema.EXPIRY, skip)
     if policy is not None:
         if policy.reply_retention:
@@ -175,7 +168,6 @@ def queues(
     after: bytes = b"",
     limit: int | None = None,
 ) -> dict[bytes, QueueFigures]:
-    """What each service has to do, of those that have something; with `skip`, also the oldest request not in it."""
     tx.put_counters()
     found: dict[bytes, QueueFigures] = {}
     for service, load in _loads_by_service(tx, services, after, limit):
@@ -186,13 +178,11 @@ def queues(
 
 
 def load(tx: Reading, owner: bytes) -> Load:
-    """The requests of an owner that have not ended, without counting."""
     tx.put_counters()
     return Load(*(tx.meta_row(schema.OWNER_PREFIX + owner, schema.OWNER_LOAD) or (0, 0)))
 
 
 def counts(tx: Reading) -> Counts:
-    """Totals, without counting."""
     tx.put_counters()
     stat, db = tx.raw.stat, tx.db
     return Counts(
@@ -208,12 +198,10 @@ def counts(tx: Reading) -> Counts:
 
 
 def space(tx: Reading) -> Space:
-    """Whether there is room for new requests."""
     return Space(_is_full(tx, tx.environment.room), _is_disk_full(tx))
 
 
 def room_left(tx: Reading) -> int:
-    """About how many bytes new requests may still take, once all has made way that may."""
     return max(0, tx.environment.room.accept - tx.used() - tx.charges() + droppable(tx))
 
 
@@ -240,7 +228,6 @@ def _is_full(tx: Reading, room: StoreRoom) -> bool:
 
 
 def identity(tx: Reading) -> bytes | None:
-    """Which store this is: 16 bytes that copies have, too. None: it was damaged, and repaired since."""
     row = tx.raw.get(schema.IDENTITY_KEY, db=tx.db.meta)
     if row is not None and len(row) != SIZE:
         raise odd_row("meta", schema.IDENTITY_KEY, row)

@@ -48,8 +48,7 @@ _THEN = {_DELAY: EXPIRY, EXPIRY: KEY, KEY: b""}
 
 
 def trim(tx: Writing, now_us: int, policy: Retention | None = None, limit: int = 1000, ahead_us: int = 0) -> Trimmed:
-    """Close replies and dead requests that were not closed in time, drop old closed ones, forget old keys and
-    bodies. Bodies go first: the archive gets none that is due."""
+    """Bodies go first: the archive gets none that is due."""
     policy = policy or Retention()
     left = limit
     sure_us = now_us - ahead_us
@@ -120,7 +119,6 @@ def _timers_until(tx: Writing, kind: bytes, until: int, limit: int) -> list[tupl
 
 
 def clamp_timers(tx: Writing, now_us: int, after: bytes = b"", limit: int = 1000) -> tuple[int, bytes | None]:
-    """Let what was given a time in the future last for its own length, counted from now."""
     changed, place = 0, after or _DELAY
     while place and limit > 0:
         kind = place[:1]

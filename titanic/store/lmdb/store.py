@@ -242,7 +242,6 @@ class LmdbStore:
         return cls(directory, opening.open_read_only(directory), None)
 
     def close(self) -> None:
-        """Close the store; its transactions must have ended. Closing again does nothing."""
         if not self._is_open:
             return
         self._is_open = False
@@ -255,7 +254,6 @@ class LmdbStore:
                 opening.release_lock(self._lock)
 
     def discard(self) -> None:
-        """Close the store. If this opening has made it, and nothing was ever kept in it, it goes."""
         if self._is_open and self._made is not None:
             with contextlib.suppress(StoreError), self.read() as transaction:
                 if read.is_untouched(transaction):
@@ -270,14 +268,12 @@ class LmdbStore:
         self.close()
 
     def write(self) -> LmdbWriteTransaction:
-        """The one transaction that can change the store. Raises StoreReadOnly at once."""
         if self.read_only:
             what = f"the store in {self.path} can't be changed"
             raise StoreReadOnly(what, "it was opened for reading", "open it for writing")
         return LmdbWriteTransaction(self.environment)
 
     def read(self) -> LmdbReadTransaction:
-        """A transaction that sees the store as it is now."""
         return LmdbReadTransaction(self.environment)
 
     @property
@@ -291,7 +287,6 @@ class LmdbStore:
         return True
 
     def sync(self) -> None:
-        """Have all that was committed on the disk, where that is not so already (interface.py)."""
         environment = self.environment
         env, pace = environment.env, environment.pace
         if not self.read_only and (self.durability != "relaxed" or not pace.unsynced):
@@ -311,7 +306,6 @@ class LmdbStore:
 
     @property
     def backed_up_at(self) -> float | None:
-        """When the last backup that was noted began, in seconds since 1970; None: there was none."""
         try:
             return (Path(self.path) / opening.BACKED_UP).stat().st_mtime
         except OSError:
@@ -328,14 +322,10 @@ class LmdbStore:
             draft.unlink(missing_ok=True)
 
     def readers(self) -> list[StoreReader]:
-        """The transactions that have been reading for some time (interface.py)."""
         return self.environment.readers.list()
 
     def reader_check(self) -> int:
-        """Free the places of readers that were killed, and return how many. There are 126 places in all.
-
-        It takes microseconds. Until then they pin what they saw: freed pages can't be used.
-        """
+        """There are 126 places in all. Until then, killed readers pin what they saw: freed pages cannot be used."""
         env = self.environment.env
         try:
             return env.reader_check()

@@ -129,7 +129,6 @@ def count_taken(tx: PostgresWriting, name: Name, wanted: Wanted, uuids: Sequence
 
 
 def forget(tx: PostgresWriting, keys: Sequence[bytes], owner: bytes = b"") -> None:
-    """Forget these idempotency keys of an owner before their time; unknown ones are fine."""
     names = [(owner, key) for key in keys]
     if not tx.assumed_keys.keys().isdisjoint(names):
         tx.ask_first()
@@ -137,7 +136,6 @@ def forget(tx: PostgresWriting, keys: Sequence[bytes], owner: bytes = b"") -> No
 
 
 def put_facts(tx: PostgresWriting, changed: Iterable[tuple[bytes, bytes | None]]) -> None:
-    """Put rows of facts, or delete them, with the other changes."""
     for key, value in changed:
         check_fact(key, value)
         tx.changes.facts[key] = value
@@ -174,7 +172,6 @@ class _Keys(NamedTuple):
 def accept(
     tx: PostgresWriting, requests: Sequence[NewRequest], now_us: int, ahead_us: int = 0, running: Container[bytes] = ()
 ) -> list[AcceptResult]:
-    """Store the requests and return their ids, in order, with which of them are new."""
     uuids = tx.writer.ids.make(len(requests), now_us)
     needs = [check(new) for new in requests]
     keys = _take_keys(tx, requests, uuids, now_us, now_us - ahead_us)
@@ -196,7 +193,6 @@ def accept(
 def fresh(
     tx: PostgresWriting, requests: Sequence[NewRequest], now_us: int, ahead_us: int = 0, running: Container[bytes] = ()
 ) -> list[NewRequest]:
-    """Those that `accept` would store: their key is not taken."""
     names = sorted({(new.owner, new.key) for new in requests if new.key})
     unique = sorted({(new.owner, new.unique) for new in requests if new.unique})
     if not names and not unique:

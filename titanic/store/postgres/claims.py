@@ -154,8 +154,6 @@ def claim(
     bounds: Mapping[bytes, Bound],
     keeps: Mapping[bytes, int] = NONE_KEPT,
 ) -> Claimed | None:
-    """What each of these services is to do next, so many requests at most: this incarnation has claimed them now, or it
-    is over."""
     again: dict[bytes, float] = {}
     if bounds:
         wants, again = _within(tx, wants, bounds)
@@ -231,20 +229,16 @@ def _seen(service: bytes, more: Sequence[Any], columns: Sequence[Any]) -> Reques
 
 
 def release(tx: PostgresWriting, incarnation: int, places: Sequence[Place]) -> None:
-    """Give back what this incarnation has claimed and does not execute now."""
     tx.fetch(_RELEASE, *places_of(places), incarnation)
 
 
 def keep(tx: PostgresWriting, incarnation: int, places: Sequence[Place]) -> None:
-    """Workers may come to other nodes with these requests, which this incarnation has claimed."""
     tx.fetch(_KEEP, *places_of(places), incarnation)
 
 
 def take_over(
     tx: PostgresWriting, incarnation: int, places: Sequence[Place], bounds: Mapping[bytes, Bound]
 ) -> dict[bytes, bool]:
-    """Claim these requests if the incarnation that has claimed them is over. Returns those that another has, and
-    whether they were taken."""
     held = tx.fetch(_TAKE_OVER, *places_of(places), incarnation, incarnation, incarnation)
     found = {uuid: bool(taken) for uuid, taken in held}
     if counted := [(one.service, one.uuid) for one in places if found.get(one.uuid) and _is_counted(one, bounds)]:
@@ -258,13 +252,10 @@ def _is_counted(place: Place, bounds: Mapping[bytes, Bound]) -> bool:
 
 
 def count_no_more(tx: PostgresWriting, incarnation: int, places: Sequence[Place]) -> None:
-    """No worker is at these requests any more, which this incarnation has claimed under a bound."""
     tx.changes.uncounted += [(service, uuid, incarnation) for service, _, uuid in places]
 
 
 def under(tx: PostgresWriting, incarnation: int, failed: Sequence[bytes]) -> None:
-    """Outcomes of attempts under this incarnation follow. Those that have `failed` do not count if they are others' by
-    now."""
     own = {uuid for (uuid,) in tx.fetch_apart(_OWN, ids(failed), incarnation, incarnation)} if failed else ()
     tx.not_own = {uuid for uuid in failed if uuid not in own}
 

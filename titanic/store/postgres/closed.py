@@ -72,13 +72,11 @@ def closed_range(tx: SnapshotReader) -> tuple[int, int]:
 
 
 def archive(tx: SnapshotReader) -> ArchiveState:
-    """Whether an archive is registered, what it has, and what there is."""
     registered, upto, id_, name, first, last, lost = tx.fetch_row(_ARCHIVE)
     return ArchiveState(registered, upto, first, last, lost, None if id_ is None else Archivist(id_, name))
 
 
 def closed_bulk(tx: SnapshotReader, first: int, last: int, max_bytes: int = 16 << 20) -> ClosedBulk:
-    """The closed requests number `first` to `last`, or those of them that come to `max_bytes`; one however large."""
     if first < closed_range(tx)[0]:
         return ClosedBulk(first, b"", [], {})
     return ClosedBulk.of(first, _gapless(_run(tx, first, last, max_bytes), first), max_bytes)
@@ -92,7 +90,6 @@ def _gapless(rows: Iterator[Row], first: int) -> Iterator[DecodedRow]:
 
 
 def cut_closed(tx: SnapshotReader, first: int, last: int, max_bytes: int) -> int:
-    """The last number, at most `last`, so that the frames from number `first` on come to `max_bytes`; one at least."""
     size, number = 0, first - 1
     while rows := tx.fetch(_SIZES, number + 1, last, AT_ONCE):
         for found, more in rows:
@@ -209,7 +206,6 @@ def update_archive(
     upto: int | None = None,
     uuid: bytes | None = None,
 ) -> ArchiveState:
-    """Change the agreement with the archive, and return it."""
     found, before = _known(tx)
     now = before
     if register:

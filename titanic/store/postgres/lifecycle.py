@@ -81,7 +81,6 @@ def finish(
     finished_at: int,
     reason: str = "",
 ) -> bool:
-    """Store how the request ended. False, and nothing is changed, when it is unknown or has ended before."""
     one = tx.to_change(uuid, ENDING[status])
     if one is None or uuid in tx.not_own:
         return False
@@ -96,7 +95,6 @@ def finish(
 def postpone(
     tx: PostgresWriting, uuid: bytes, *, due: int, attempts: int, dispatched_at: int, reason: str, deliveries: int = 0
 ) -> bool:
-    """Take a request that failed out of the queue until `due`, in µs since the epoch."""
     one = tx.to_change(uuid, Event.POSTPONE)
     if one is None or uuid in tx.not_own:
         return False
@@ -112,7 +110,6 @@ def postpone(
 
 
 def promote(tx: PostgresWriting, now_us: int, limit: int = 1000) -> list[tuple[bytes, int]]:
-    """Put back into the queue what is due, the longest due first, at most `limit` requests."""
     promoted: dict[bytes, int] = {}
     for uuid, service in tx.fetch(_PROMOTE, now_us, limit):
         tx.seen.pop(uuid, None)
@@ -127,7 +124,6 @@ def promote(tx: PostgresWriting, now_us: int, limit: int = 1000) -> list[tuple[b
 def expire(
     tx: PostgresWriting, now_us: int, limit: int = 1000, skip: Collection[bytes] = (), ahead_us: int = 0
 ) -> list[tuple[bytes, bytes]]:
-    """Expire requests past their TTL, at most `limit`, but not those in `skip`: they are running."""
     uuids = [uuid for (uuid,) in tx.fetch(_EXPIRED, now_us - ahead_us, ids(list(skip)), limit)]
     tx.prefetch(uuids)
     expired: list[tuple[bytes, bytes]] = []
@@ -141,7 +137,6 @@ def expire(
 
 
 def retry(tx: PostgresWriting, uuid: bytes, now_us: int) -> bool:
-    """Let a request that failed or expired wait again, as if it had never been tried. False for other requests."""
     one = tx.to_change(uuid, Event.RETRY)
     if one is None:
         return False
@@ -199,8 +194,6 @@ def change(
     due: int | None = None,
     body: Sequence[bytes] | None = None,
 ) -> tuple[bytes, State] | None:
-    """Change the priority of a request that has not ended, when it is due, and its body. None: it has, or a node
-    claimed it. Raises StoreFull before it changes anything."""
     one = tx.snapshot(uuid)
     if one is None or one.has_ended:
         return None
@@ -282,7 +275,6 @@ def _later(one: RequestSnapshot) -> LaterRow:
 
 
 def close(tx: PostgresWriting, uuid: bytes, now_us: int | None = None) -> CloseResult | None:
-    """Delete the request and all that belongs to it, whatever its state."""
     return close_request(tx, uuid, tx.pool.clock.now_us() if now_us is None else now_us)
 
 
@@ -373,8 +365,7 @@ _REPLIED, _DEAD = (
 def trim(
     tx: PostgresWriting, now_us: int, policy: Retention | None = None, limit: int = 1000, ahead_us: int = 0
 ) -> Trimmed:
-    """Close replies and dead requests that were not closed in time, drop old closed ones, forget old keys and
-    bodies. Bodies go first: the archive gets none that is due."""
+    """Bodies go first: the archive gets none that is due."""
     policy = policy or Retention()
     left = limit
     sure_us = now_us - ahead_us
@@ -469,8 +460,7 @@ _NO_ID = bytes(SIZE)
 
 
 def clamp_timers(tx: PostgresWriting, now_us: int, after: bytes = b"", limit: int = 1000) -> tuple[int, bytes | None]:
-    """Let times in the future last for their own length, counted from now. A place is a letter for the kind of rows,
-    and the row to go on behind."""
+    """A place is a letter for the kind of rows, and the row to go on behind."""
     changed, place = 0, after or b"D"
     while place and limit > 0:
         kind, begin = place[:1], place[1:]

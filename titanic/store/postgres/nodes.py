@@ -308,12 +308,10 @@ RETURNING incarnation
 
 
 def nodes(tx: SnapshotReader) -> list[NodeRow]:
-    """Those that live."""
     return [_node(*row) for row in tx.fetch(_NODES)]
 
 
 def nodes_and_claims(tx: SnapshotReader) -> list[NodeRow]:
-    """Those that live or have claimed something, with how much that is."""
     return [_node(*row) for row in tx.fetch(_NODES_AND_CLAIMS)]
 
 
@@ -380,7 +378,6 @@ WHERE (c.uuid = given.uuid AND c.incarnation = given.incarnation)
 
 
 def cluster_view(tx: SnapshotReader, question: StatusQuery) -> ClusterView:
-    """What has happened at other nodes, in one round trip."""
     own = numbers(list(question.incarnations))
     ended, closed, recalls, recalled, ((others, namesakes),) = tx.fetch_all(
         Statement(_ENDED, (ids(list(question.awaited)),)),
@@ -400,31 +397,26 @@ def cluster_view(tx: SnapshotReader, question: StatusQuery) -> ClusterView:
 
 
 def recalled(tx: SnapshotReader, uuids: Collection[bytes]) -> Sequence[Recall]:
-    """Those of these closed requests that a node has still to take back."""
     return [Recall(*row) for row in tx.fetch(_RECALLED, ids(list(uuids)))]
 
 
 def running(tx: SnapshotReader, uuids: Collection[bytes]) -> set[bytes]:
-    """Those of these requests that a node has claimed."""
     return {uuid for (uuid,) in tx.fetch(_CLAIMED, ids(list(uuids)))} if uuids else set()
 
 
 def claim_of(tx: SnapshotReader, uuid: bytes) -> ClaimRow | None:
-    """Which node has claimed a request; None: none has."""
     for incarnation, name, left, lease in tx.fetch(_CLAIM, uuid.hex()):
         return ClaimRow(incarnation, name, left, 0.0 if left is None else max(0.0, lease - left))
     return None
 
 
 def settle(tx: PostgresWriting, recalls: Iterable[tuple[bytes, int]]) -> None:
-    """No worker can be given these requests any more by these incarnations."""
     if pairs := list(recalls):
         uuids, incarnations = zip(*pairs, strict=True)
         tx.fetch(_SETTLE, ids(uuids), numbers(incarnations))
 
 
 def delivery_key(tx: SnapshotReader) -> bytes:
-    """By which all nodes know the secrets of deliveries."""
     (key,) = tx.fetch_row("SELECT delivery_key FROM titanic.meta")
     return bytes(key)
 
@@ -455,7 +447,6 @@ def settings(tx: SnapshotReader) -> ServiceSettings:
 
 
 def set_service(tx: PostgresWriting, service: bytes, setting: ServiceSetting) -> ServiceSettings:
-    """Set that for a service, and return what is set for all. Raises InvalidRequest when there are too many."""
     found = service_settings.changed(settings(tx), service, setting)
     if setting == NOTHING_SET:
         tx.fetch(_FORGET, service)
@@ -465,17 +456,14 @@ def set_service(tx: PostgresWriting, service: bytes, setting: ServiceSetting) ->
 
 
 def service_limits(tx: SnapshotReader) -> dict[bytes, Limits]:
-    """What holds for services at all nodes."""
     return {service: Limits(*rest) for service, *rest in tx.fetch_once(_LIMITS)}
 
 
 def agree_limits(tx: PostgresWriting, given: Mapping[bytes, Limits]) -> None:
-    """Set limits for services that have none; for the others, too, while no node is alive."""
     _set_limits(tx, _AGREE, given)
 
 
 def change_limits(tx: PostgresWriting, changes: Mapping[bytes, Limits | None]) -> None:
-    """Set limits, or none any more."""
     tx.fetch(_NO_LIMITS, texts([name for name, limits in changes.items() if limits is None]))
     _set_limits(tx, _SET_LIMITS, {name: limits for name, limits in changes.items() if limits is not None})
 

@@ -164,14 +164,12 @@ class PostgresNotifications:
         self._thread: threading.Thread | None = None
 
     def start(self, heard: Heard) -> None:
-        """Listen from now on."""
         self._heard = heard
         self._bell, self._ring = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="store-news", daemon=True)
         self._thread.start()
 
     def publish(self, news: Notification) -> None:
-        """Notify the other nodes soon. Any thread may call it."""
         if self.alone:
             return
         with self._lock:
@@ -185,7 +183,6 @@ class PostgresNotifications:
             _shorten(self._pending)
 
     def stop(self) -> None:
-        """Send what is left, if that is quick, and end."""
         with self._lock:
             self._ended = True
             if self._thread is None:

@@ -161,19 +161,15 @@ class PostgresExport:
         self._connection.close()
 
     def requests(self) -> Iterator[list[StoredLife]]:
-        """All requests in the order of their ids."""
         return ([self._life(row) for row in rows] for rows in self._portions(*_REQUESTS))
 
     def idempotency_keys(self) -> Iterator[list[StoredKey]]:
-        """All idempotency keys."""
         return ([StoredKey(*row) for row in rows] for rows in self._portions(*_KEYS))
 
     def closed(self) -> Iterator[list[StoredClosing]]:
-        """All closed requests in the order of their numbers."""
         return ([StoredClosing(*decoded(row)) for row in rows] for rows in self._portions(*_CLOSED))
 
     def facts(self) -> Iterator[list[tuple[bytes, bytes]]]:
-        """All facts."""
         return ([(key, value) for key, value in rows] for rows in self._portions(*_FACTS))
 
     def _row(self, query: str) -> Row:
@@ -347,7 +343,6 @@ class PostgresImport:
     # -- putting in --------------------------------------------------------------------------------------------
 
     def put_head(self, head: StoreHead) -> None:
-        """What the store has once."""
         archive, archivist = head.archive, head.archive.archivist
         self._capacity = head.capacity
         values = {
@@ -373,18 +368,15 @@ class PostgresImport:
                 make_partition(self._connection, number)
 
     def put_requests(self, lives: Sequence[StoredLife]) -> None:
-        """Store these requests."""
         rows: dict[str, list[Row]] = {"request": [], "ready": [], "later": [], "expiring": [], "reply": []}
         for life in lives:
             self._place(life, rows)
         self._copy(rows)
 
     def put_keys(self, keys: Sequence[StoredKey]) -> None:
-        """Store these idempotency keys."""
         self._copy({"key": [(*one[:2], *_times(one[2:4]), [UUID(bytes=uuid) for uuid in one.uuids]) for one in keys]})
 
     def put_closed(self, closings: Sequence[StoredClosing]) -> None:
-        """Store these closed requests."""
         rows: list[Row] = []
         for one, request_frames, reply_frames in closings:
             error = one.error.encode()
@@ -397,7 +389,6 @@ class PostgresImport:
         self._copy({"closed": rows})
 
     def put_facts(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
-        """Store these facts."""
         self._copy({"facts": [*rows]})
 
     def _place(self, life: StoredLife, rows: dict[str, list[Row]]) -> None:
@@ -452,11 +443,9 @@ class PostgresImport:
         self._connection.execute(f"ALTER TABLE {table} RENAME TO {name.partition('.')[2]}")
 
     def read(self) -> PostgresExport:
-        """What is in it now."""
         return PostgresExport(connected(self._url), self.place, UNFINISHED)
 
     def finish(self) -> None:
-        """It is a store from now on."""
         with translated(self.place):
             self._connection.execute("ANALYZE")
             self._connection.execute("RESET synchronous_commit")

@@ -43,7 +43,6 @@ _HOLDERS = "SELECT key, uuids[1] FROM titanic.key WHERE owner = %s AND key = ANY
 
 
 def owner(tx: SnapshotReader, uuid: bytes) -> bytes | None:
-    """The user that submitted the request; empty when it has no owner. None when it is unknown."""
     if (found := tx.answers.get(uuid)) is not None:
         return found.owner
     one = tx.seen[uuid] if uuid in tx.seen else tx.snapshot(uuid)  # it never changes, so what is relied on will do
@@ -51,13 +50,11 @@ def owner(tx: SnapshotReader, uuid: bytes) -> bytes | None:
 
 
 def describe(tx: SnapshotReader, uuid: bytes) -> Description | None:
-    """All about the request but its frames; None when it is unknown."""
     one = tx.snapshot(uuid)
     return None if one is None else one.description
 
 
 def request(tx: SnapshotReader, uuid: bytes) -> StoredRequest | None:
-    """The request as it was accepted; None when it is unknown."""
     one = tx.snapshot(uuid)
     if one is None:
         return None
@@ -70,7 +67,6 @@ def request(tx: SnapshotReader, uuid: bytes) -> StoredRequest | None:
 
 
 def reply(tx: SnapshotReader, uuid: bytes) -> Outcome | Pending | None:
-    """How the request ended, that it hasn't yet, or None when it is unknown."""
     if not tx.LOCKS:
         found = tx.answer(uuid)
         if found is None:
@@ -94,7 +90,6 @@ def reply(tx: SnapshotReader, uuid: bytes) -> Outcome | Pending | None:
 
 
 def holders(tx: SnapshotReader, keys: Sequence[bytes], owner: bytes = b"") -> dict[bytes, bytes]:
-    """The ids of the requests that their owner submitted with these idempotency keys, also when they are closed."""
     return dict(tx.fetch(_HOLDERS, owner, texts([key for key in keys if 0 < len(key) <= MAX_KEY])))
 
 
@@ -146,7 +141,6 @@ _FIRST_TIMES = f"""{_FIRST_DUE},
 def next_ready(
     tx: SnapshotReader, service: bytes, after: bytes | None, limit: int, max_bytes: int, skip: Container[bytes] = ()
 ) -> ReadyRows:
-    """What the service is to do next: oldest first within a priority, higher priorities before."""
     place = (after[-SIZE - 1], after[-SIZE:].hex()) if after else _FRONT
     uuids: list[bytes] = []
     while len(uuids) < limit:
@@ -205,7 +199,6 @@ def ahead_of(
     most: int = 10_000,
     skip: Collection[bytes] = (),
 ) -> int:
-    """How many requests that no node has claimed stand before this one in the queue of its service."""
     (count,) = tx.fetch_row(_AHEAD, service, 9 - priority, uuid.hex(), most)
     return int(count)
 
@@ -213,7 +206,6 @@ def ahead_of(
 def next_due(
     tx: SnapshotReader, policy: Retention | None = None, skip: Collection[bytes] = (), ahead_us: int = 0
 ) -> int | None:
-    """When there is something to do next, in µs since the epoch; None when nothing waits for its time."""
     ((expires_at, due, *firsts),) = tx.fetch_once(_FIRST_DUE if policy is None else _FIRST_TIMES, ids(list(skip)))
     times = [] if expires_at is None else [expires_at]
     if policy is not None:
@@ -253,8 +245,6 @@ def queues(
     after: bytes = b"",
     limit: int | None = None,
 ) -> dict[bytes, QueueFigures]:
-    """What each service has to do, of those that have something; with `skip`, also the oldest that no node has
-    claimed."""
     firsts = "'{}'::uuid[]" if skip is None else _OLDEST
     which, names = ("name > %s", after) if services is None else ("name = ANY(%s)", texts(list(services)))
     return {
@@ -326,8 +316,6 @@ def select(
     text: str | None = None,
     seconds: float = 0.0,
 ) -> Page:
-    """Up to `limit` requests in the order of their ids (oldest first), of these states, service and owner if given.
-    `newest`: newest first. `text`: only those with a reason or key that contains it. `seconds`: it may take so long."""
     order = _NEWEST_FIRST if newest else _OLDEST_FIRST
     most = LOOKED_AT
     if seconds and service is not None and text is None:
@@ -347,7 +335,6 @@ def list_running(
     newest: bool = False,
     text: str | None = None,
 ) -> Page:
-    """`select` of those that a node has claimed."""
     order = _NEWEST_FIRST if newest else _OLDEST_FIRST
     candidates = _candidates((State.WAITING,), service, owner, after, order, LOOKED_AT)
     query = _select(candidates, (State.WAITING,), service, None, owner, text, order, limit + 1, CLAIMED)
@@ -377,7 +364,6 @@ def _page(
 
 
 def request_ids(tx: SnapshotReader, every: int) -> list[bytes]:
-    """The id of every stored request that begins a part of `every` of them, oldest first."""
     numbered = "SELECT uuid, row_number() OVER (ORDER BY uuid) - 1 AS n FROM titanic.request"
     rows = tx.fetch(
         f"SELECT uuid FROM ({numbered}) one WHERE n %% %s = 0 ORDER BY uuid",
@@ -389,7 +375,6 @@ def request_ids(tx: SnapshotReader, every: int) -> list[bytes]:
 def unended(
     tx: SnapshotReader, begin: bytes, end: bytes | None, limit: int, max_bytes: int = 16 << 20
 ) -> tuple[list[tuple[Description, list[bytes]]], bytes | None]:
-    """The requests of a range that wait or are delayed, with their bodies, and where to go on."""
     beyond = _BEYOND if end is None else _whole(end)
     rows = tx.fetch(_UNENDED, max_bytes, max_bytes, _whole(begin), beyond, limit + 1)
     left_out = next((n for n, row in enumerate(rows) if n == limit or row[-1]), len(rows))
@@ -548,12 +533,10 @@ _DROPPABLE = """
 
 
 def load(tx: SnapshotReader, owner: bytes) -> Load:
-    """The requests of an owner that have not ended, without counting."""
     return Load(*tx.fetch_row(_LOAD, owner))
 
 
 def counts(tx: SnapshotReader) -> Counts:
-    """Totals, without counting."""
     return Counts(*tx.fetch_row(_COUNTS))
 
 
@@ -564,7 +547,6 @@ _LAST_FACTS = "SELECT key, value FROM titanic.facts WHERE key >= %s AND key < %s
 def facts(
     tx: SnapshotReader, prefix: bytes, after: bytes = b"", limit: int = 1000, newest: bool = False
 ) -> list[tuple[bytes, bytes]]:
-    """Rows of facts with keys that begin with `prefix`."""
     end = prefix + b"\xff" * (MAX_FACT_KEY + 1)
     if newest:
         rows = tx.fetch(_LAST_FACTS, prefix, min(end, after) if after else end, limit)
@@ -579,7 +561,6 @@ def facts_bytes(tx: SnapshotReader) -> int:
 
 
 def identity(tx: SnapshotReader) -> bytes | None:
-    """Which store this is: 16 bytes that copies have, too."""
     (uuid,) = tx.fetch_row("SELECT store_id FROM titanic.meta")
     return bytes(uuid)
 
@@ -594,6 +575,5 @@ def space(tx: SnapshotReader) -> Space:
 
 
 def room_left(tx: SnapshotReader) -> int:
-    """About how many bytes new requests may still take, once all has made way that may."""
     (size,) = tx.fetch_row(_DROPPABLE, tx.settings.drop_unarchived)
     return max(0, divide(tx.settings.capacity).accept - int(tx.fetch_row(_USED)[0]) + int(size))

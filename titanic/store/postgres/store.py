@@ -300,16 +300,13 @@ class PostgresStore:
         return store
 
     def read(self) -> PostgresReadTransaction:
-        """A transaction that sees the store as it is now."""
         return PostgresReadTransaction(self.pool, self.settings)
 
     def write(self) -> PostgresWriteTransaction:
-        """The one transaction of this process that can change the store."""
         return PostgresWriteTransaction(self.pool, self.settings, self.writer)
 
     @property
     def usable(self) -> bool:
-        """Whether transactions can begin, as soon as the server is there."""
         return not self.pool.closed
 
     def sync(self) -> None:
@@ -318,7 +315,6 @@ class PostgresStore:
     def join(
         self, incarnation: int, before: int | None, held: Sequence[Place], facts: NodeFacts, config: LeaseConfig
     ) -> Joined:
-        """Begin an incarnation in place of the one before."""
         answer = self.membership.join(incarnation, before, held, facts, config)
         self.settings = self.settings._replace(shard=self.membership.shard, incarnation=incarnation)
         return answer
@@ -331,11 +327,9 @@ class PostgresStore:
         config: LeaseConfig,
         abandoned: Sequence[int] = (),
     ) -> Renewed:
-        """Renew the lease, and expire nodes with a lapsed lease."""
         return self.membership.renew(incarnation, silent, facts, config, abandoned)
 
     def leave(self, incarnations: Sequence[int]) -> None:
-        """End them: what they have claimed is free."""
         self.membership.leave(incarnations)
 
     def look_after(self) -> None:
@@ -358,20 +352,16 @@ class PostgresStore:
 
     @property
     def backed_up_at(self) -> float | None:
-        """None: it is not known."""
         return None
 
     def readers(self) -> list[StoreReader]:
-        """Slow transactions, as the last search found them."""
         return self._readers
 
     def close(self) -> None:
-        """Close the store; its transactions must have ended. Closing again does nothing."""
         self._end_threads()
         self.pool.close()
 
     def discard(self) -> None:
-        """Close the store. If this opening has made it, and nothing was ever kept in it, it goes."""
         self._end_threads()
         if self._made and self.usable:
             remove_untouched(self.pool)
@@ -410,7 +400,6 @@ class ReadOnlyPostgresStore(PostgresStore):
             raise
 
     def write(self) -> NoReturn:
-        """Raise StoreReadOnly."""
         what = f"the store in {self.place} can't be changed"
         raise StoreReadOnly(what, "it was opened for reading", "open it for writing")
 

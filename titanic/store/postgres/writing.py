@@ -135,8 +135,6 @@ class PostgresWriting(SnapshotReader):
                 self.writer.lock.release()
 
     def optimistic(self, alone: bool = False) -> None:
-        """Rely on what is likely instead of reading it. The transaction may raise WriteConflict from now on. `alone`:
-        it has only one write."""
         self._again, self._alone = True, alone
         if self.writer.careful:
             self.writer.careful -= 1

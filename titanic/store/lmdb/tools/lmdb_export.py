@@ -112,15 +112,12 @@ class LmdbExport:
             self._store.close()
 
     def requests(self) -> Iterator[list[StoredLife]]:
-        """All requests in the order of their ids."""
         return _portions(self._requests())
 
     def idempotency_keys(self) -> Iterator[list[StoredKey]]:
-        """All idempotency keys."""
         return _portions(self._keys())
 
     def closed(self) -> Iterator[list[StoredClosing]]:
-        """All closed requests in the order of their numbers."""
         return _portions(self._closed())
 
     def facts(self) -> Iterator[list[tuple[bytes, bytes]]]:
@@ -205,7 +202,6 @@ class LmdbImport:
         opening.release_lock(self._lock)
 
     def put_head(self, head: StoreHead) -> None:
-        """What the store has once."""
         self._capacity = head.capacity
         archive = head.archive
         with self._store.write() as tx:
@@ -224,13 +220,11 @@ class LmdbImport:
                 tx.raw.put(key, value, db=tx.db.meta)
 
     def put_requests(self, lives: Sequence[StoredLife]) -> None:
-        """Store these requests."""
         with self._store.write() as tx:
             for life in lives:
                 _put_life(tx, life)
 
     def put_keys(self, keys: Sequence[StoredKey]) -> None:
-        """Store these idempotency keys."""
         with self._store.write() as tx:
             for owner, key, until, given, uuids in keys:
                 name = row_key(key, owner)
@@ -238,13 +232,11 @@ class LmdbImport:
                 tx.put(tx.db.timers, timer_key(KEY, until, name), b"")
 
     def put_closed(self, closings: Sequence[StoredClosing]) -> None:
-        """Store these closed requests."""
         with self._store.write() as tx:
             for closing in closings:
                 _put_closing(tx, closing)
 
     def put_facts(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
-        """Store these facts."""
         with self._store.write() as tx:
             tx.put_facts(rows)
 
@@ -261,11 +253,9 @@ class LmdbImport:
         return [f"{one.where}: {one.what}" for one in found]
 
     def read(self) -> LmdbExport:
-        """What is in it now."""
         return LmdbExport(self._store)
 
     def finish(self) -> None:
-        """It is a store from now on. Raises StoreUnwritable."""
         self._store.close()
         made, data = self._unfinished / opening.DATA, self._directory / opening.DATA
         try:
