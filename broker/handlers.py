@@ -12,7 +12,7 @@ from queue import SimpleQueue
 from traceback import format_exception
 from typing import Any, ClassVar, Protocol
 
-from broker.core.mdp import Action, Callback, Frames, error_body
+from broker.core.mdp import Action, Frames, error_body
 from broker.core.worker import Job
 from broker.errors import RemoteError
 from broker.io.loop import Call
@@ -296,7 +296,7 @@ class Delivery:
         """What the queue says about the request, a JSON object; empty: nothing."""
         self.number = number
         self._reporter = reporter
-        self._callbacks: list[tuple[Callback, bool]] = []
+        self._callbacks: list[tuple[Callable[[], object], bool]] = []
 
     def observed(self) -> AbstractContextManager[object]:
         """The context in which a worker executes this."""
@@ -307,7 +307,7 @@ class Delivery:
         self.is_cancelled = True
         self._call_back()
 
-    def on_cancel(self, function: Callback, *, again: bool = False) -> None:
+    def on_cancel(self, function: Callable[[], object], *, again: bool = False) -> None:
         """Call a function when this is cancelled, at once if it is already. It is called in the worker's thread and
         must not block. `again`: call it at each further cancellation, too: the reason may be another one."""
         self._callbacks.append((function, again))

@@ -20,7 +20,7 @@ from broker.core.mdp import Callback, Frames, service_fault
 from broker.core.worker import Job
 from broker.errors import UsageError
 from broker.handlers import DELIVERY, Delivery, Handler, HandlerThreads, error_reply, execute
-from broker.io.curve import Curve, Key, credentials
+from broker.io.curve import Key, credentials
 from broker.worker_base import WorkerBase, WorkerRegistration, log
 
 
@@ -37,6 +37,9 @@ class Worker(WorkerBase):
     `signal.signal(signal.SIGTERM, lambda *_: worker.stop())`. `start` runs it in a thread of its own. As a context
     manager it is started and stopped.
     """
+
+    _handlers: HandlerThreads
+    _thread: threading.Thread | None = None
 
     def __init__(
         self,
@@ -56,22 +59,8 @@ class Worker(WorkerBase):
         if fault := service_fault(name):
             raise UsageError(fault)
         self.service = name
+        self._handlers = HandlerThreads(jobs)
         self._begin({name: handler}, endpoint, jobs, everywhere, config, credentials(key, server_key))
-
-    def _begin(
-        self,
-        handlers: Mapping[bytes, Handler],
-        endpoint: str | Sequence[str],
-        jobs: int,
-        everywhere: bool,
-        config: WorkerConfig | None,
-        curve: Curve | None,
-        limits: Mapping[bytes, int] = MappingProxyType({}),
-    ) -> None:
-        """Prepare to serve these services, with `jobs` requests at a time in all. `limits`: of some services fewer."""
-        self._handlers: HandlerThreads = HandlerThreads(jobs)
-        self._thread: threading.Thread | None = None
-        super()._begin(handlers, endpoint, jobs, everywhere, config, curve, limits)
 
     def run(self) -> None:
         """Serve until `stop`, or until Ctrl-C, which acts as `stop`; a second one raises KeyboardInterrupt."""
@@ -162,6 +151,7 @@ class MultiWorker(Worker):
                 raise UsageError(f"limits has {limit} for {service}; give 1 or more, for names in handlers")
         most = {service.encode(): limit for service, limit in limits.items()}
         self.service = next(iter(of_names))
+        self._handlers = HandlerThreads(jobs)
         self._begin(of_names, endpoint, jobs, everywhere, config, credentials(key, server_key), most)
 
 

@@ -256,7 +256,10 @@ class Guard:
         self._stats["forbidden"] += 1
         self.count(user, action)
         if self.log is not None:
-            self.log.refused(user.name, action, _ip(getattr(peer, "address", peer)))
+            address = getattr(peer, "address", peer)
+            if not isinstance(address, str) or "://" in address:
+                address = ""  # it came by ipc, or from this process
+            self.log.refused(user.name, action, address.rpartition(":")[0])
         refusal = AccessRefusal(user.name, action, service[:255].decode(errors="replace"), peer, why)
         report = self._reports.get((user.name, action))
         if report is None:
@@ -319,11 +322,6 @@ class Review:
             return True
         request.user = user
         return request.service not in self._guard.rules and not user.may(Permission.CALL, request.service)
-
-
-def _ip(address: object) -> str:
-    """The IP address in that of a connection; empty: it came by ipc, or from this process."""
-    return address.rpartition(":")[0] if isinstance(address, str) and "://" not in address else ""
 
 
 def _compiled(patterns: Iterable[str]) -> re.Pattern[str]:

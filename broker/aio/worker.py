@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
-from functools import partial
 from inspect import isasyncgenfunction, iscoroutinefunction
 from pathlib import Path
 from typing import Any, Self
@@ -112,7 +111,7 @@ class Worker(WorkerBase):
         def send(part: Frames) -> None:
             self._loop.call(channel.partial, job, measure.part(part))
 
-        delivery.on_cancel(partial(_cancel, task))
+        delivery.on_cancel(task.cancel)
         try:
             with delivery.observed():
                 body = measure.last(await execute(self._services[job.service], job.body, send))
@@ -222,10 +221,6 @@ class _Rounds:
     def _ring(self) -> None:
         self._alarm = None
         self._turn()
-
-
-def _cancel(task: asyncio.Task[Any]) -> None:
-    task.cancel()
 
 
 def _is_async(handler: Any) -> bool:

@@ -62,10 +62,6 @@ from broker.core.worker_registry import MAX_OFFERS, NO_GROUP, BrokerService, Wor
 from broker.errors import UsageError
 
 
-def _no_secret() -> bytes:
-    return b""
-
-
 class BrokerCore(ReturnCore):
     """Routes between clients and workers. `now` is always monotonic seconds."""
 
@@ -75,7 +71,7 @@ class BrokerCore(ReturnCore):
         *,
         now: float = 0.0,
         about: mmi.About | None = None,
-        secret: Callable[[], bytes] = _no_secret,
+        secret: Callable[[], bytes] = bytes,
     ) -> None:
         """`secret` returns 32 random hex digits: a worker that returns with a request knows those of its delivery.
         A queue with several brokers sets a key instead (`secrets`)."""
@@ -457,7 +453,7 @@ class BrokerCore(ReturnCore):
 
     def _may_register(self, worker: WorkerPeer, limits: dict[bytes, int]) -> bool:
         user, guard, registry = worker.user, self.guard, self.registry
-        more = registry.new_offers(limits)
+        more = 0 if frozenset(limits.items()) in registry.groups else len(limits)  # none, if others have the same
         offers = registry.offers + more if more else 0
         if user is not None and guard is not None:
             registered = registry.of_users.get(user.name, 0)

@@ -152,12 +152,9 @@ def _presence(core: ManagedBroker, name: bytes, user: User | None) -> bytes:
     if name in _DOCUMENTS or name in _ACTIONS:
         return b"200"
     service = core.services.get(name)
-    present = service is not None and (service.workers > 0 or service.batch is not None)
-    return b"200" if present and _sees(core, user, name) else b"404"
-
-
-def _sees(core: ManagedBroker, user: User | None, name: bytes) -> bool:
-    return user is None or core.guard is None or core.guard.sees(user, name)
+    if service is None or not (service.workers > 0 or service.batch is not None):
+        return b"404"
+    return b"200" if user is None or core.guard is None or core.guard.sees(user, name) else b"404"
 
 
 def _seen(core: ManagedBroker, user: User | None) -> Iterable[BrokerService]:

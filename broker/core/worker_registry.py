@@ -346,10 +346,6 @@ class WorkerRegistry:
             return False
         return (service is None or service.batch is None) and len(self.workers) < self._config.max_workers
 
-    def new_offers(self, limits: dict[bytes, int]) -> int:
-        """Return how many services a worker adds to the `offers`: none, if others have the same."""
-        return 0 if frozenset(limits.items()) in self.groups else len(limits)
-
     def offers_of(self, user: str) -> int:
         """Return how many services the groups have of which a user has workers."""
         groups = {one.group for one in self.workers.values() if one.user is not None and one.user.name == user}

@@ -6,8 +6,8 @@ from titanic.store.attempt_history import retried_at as retried_at
 from titanic.store.attempt_history import with_attempt as with_attempt
 from titanic.store.attempt_history import with_replaced as with_replaced
 from titanic.store.cluster import Bound as Bound
-from titanic.store.cluster import ClaimRow as ClaimRow
 from titanic.store.cluster import Claimed as Claimed
+from titanic.store.cluster import ClaimRow as ClaimRow
 from titanic.store.cluster import ClusterView as ClusterView
 from titanic.store.cluster import Joined as Joined
 from titanic.store.cluster import LeaseConfig as LeaseConfig

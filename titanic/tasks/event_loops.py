@@ -6,8 +6,7 @@ import asyncio
 import os
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from concurrent.futures import CancelledError, Future
-from functools import partial
+from concurrent.futures import CancelledError
 from typing import Any
 
 from broker import DELIVERY, finish
@@ -35,7 +34,7 @@ class EventLoop:
         future = asyncio.run_coroutine_threadsafe(coroutine, self._running())  # with this thread's context
         delivery = DELIVERY.get()
         if delivery is not None:
-            delivery.on_cancel(partial(_cancel, future))
+            delivery.on_cancel(future.cancel)
         try:
             return future.result()
         except CancelledError:
@@ -49,10 +48,6 @@ class EventLoop:
                 thread.start()
                 self._thread = thread.ident or 0
             return self._loop
-
-
-def _cancel(future: Future[Any]) -> None:
-    future.cancel()
 
 
 EVENT_LOOP = EventLoop()

@@ -152,7 +152,9 @@ def open_environment(
             env = _open(directory, max(capacity or 0, data.stat().st_size), settings.durability)
         settle(env, settings.durability)
         room = divide(capacity or max(known or DEFAULT_CAPACITY, MIN_CAPACITY))
-        ids = IdMaker(_last_id(env))
+        with env.begin(db=env.open_db(b"requests", create=False)) as txn:
+            cursor = txn.cursor()
+            ids = IdMaker(cursor.key() if cursor.last() else None)
         environment = Environment(env, data, _open_databases(env, data), room, settings, ids, Pace(), Readers(env))
         nameless = False
         with Reading(environment) as tx:
@@ -171,8 +173,10 @@ def open_environment(
                 txn.put(schema.CAPACITY_KEY, schema.U64.pack(room.capacity))
         if nameless:
             _give_identity(environment)
-        if preallocate:
-            _preallocate(data, room.capacity)
+        if preallocate:  # take the disk's room now, so that it cannot be missing later
+            with data.open("r+b") as file:
+                take_room(file.fileno(), 0, room.capacity)
+                os.fsync(file.fileno())
     except (OSError, lmdb.Error) as error:
         env.close()
         raise (unwritable(directory, error) if is_of_the_system(error) else _corrupt(data, str(error))) from error
@@ -304,19 +308,6 @@ def _give_to_owner(descriptor: int, directory: Path) -> None:
         owner = directory.stat()
         with contextlib.suppress(OSError):  # not every root may
             os.fchown(descriptor, owner.st_uid, owner.st_gid)
-
-
-def _last_id(env: lmdb.Environment) -> bytes | None:
-    with env.begin(db=env.open_db(b"requests", create=False)) as txn:
-        cursor = txn.cursor()
-        return cursor.key() if cursor.last() else None
-
-
-def _preallocate(data: Path, capacity: int) -> None:
-    """Take the disk's room now, so that it can't be missing later."""
-    with data.open("r+b") as file:
-        take_room(file.fileno(), 0, capacity)
-        os.fsync(file.fileno())
 
 
 def _make_directory(directory: Path) -> list[Path]:

@@ -137,7 +137,10 @@ class LmdbWriteTransaction(LmdbReadTransaction, Writing):
                 self.raw = env.begin(write=True, buffers=True)
                 try:
                     if self.environment.pace.failed:
-                        self._make_up_for_the_failure()
+                        # What is on the disk must be what LMDB thinks, before pages are used again (disk.py).
+                        if self.environment.settings.durability == "relaxed":
+                            rewrite_meta_pages(self.environment.env)
+                        self.environment.pace.failed = False
                     if self._prepared or round_ == _ROUNDS - 1:
                         break
                     if not free_space.is_near_the_end(self) or not free_space.clean_up_before(self):
@@ -150,12 +153,6 @@ class LmdbWriteTransaction(LmdbReadTransaction, Writing):
         except (lmdb.Error, OSError) as error:
             raise self.translated(error) from error
         return self
-
-    def _make_up_for_the_failure(self) -> None:
-        """The disk failed. What is on it must be what LMDB thinks, before pages are used again (disk.py)."""
-        if self.environment.settings.durability == "relaxed":
-            rewrite_meta_pages(self.environment.env)
-        self.environment.pace.failed = False
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if error is not None:

@@ -307,10 +307,6 @@ class Writing(Reading):
             elif row is not None:
                 self.raw.delete(key, db=meta)
         self._loads.clear()
-        if self._owned:
-            self._put_owned()
-
-    def _put_owned(self) -> None:
         for owner, change in self._owned.items():
             key = schema.OWNER_PREFIX + owner
             pending, size = map(sum, zip(change, self.meta_row(key, schema.OWNER_LOAD) or (0, 0), strict=True))

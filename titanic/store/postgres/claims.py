@@ -241,14 +241,11 @@ def take_over(
 ) -> dict[bytes, bool]:
     held = tx.fetch(_TAKE_OVER, *places_of(places), incarnation, incarnation, incarnation)
     found = {uuid: bool(taken) for uuid, taken in held}
-    if counted := [(one.service, one.uuid) for one in places if found.get(one.uuid) and _is_counted(one, bounds)]:
+    bounded = {name for name, bound in bounds.items() if bound.running > 0}
+    if counted := [(one.service, one.uuid) for one in places if found.get(one.uuid) and one.service in bounded]:
         services, uuids = zip(*counted, strict=True)
         tx.fetch(_NOTE, incarnation, texts(services), ids(uuids))
     return found
-
-
-def _is_counted(place: Place, bounds: Mapping[bytes, Bound]) -> bool:
-    return place.service in bounds and bounds[place.service].running > 0
 
 
 def count_no_more(tx: PostgresWriting, incarnation: int, places: Sequence[Place]) -> None:

@@ -237,7 +237,9 @@ class Membership:
                 if joins is not None:
                     connection.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
                     if (other := connection.execute(_OTHER_LEASE, joins).fetchone()) is not None:
-                        raise _other_lease(joins[0], *other)
+                        what = "the lease differs from that of the other nodes"
+                        fact = f"it is {joins[0]:g} s here and {other[1]:g} s at {other[0]}"
+                        raise OtherLease(what, fact, "use the same on all; to change it, stop all first")
                 found = connection.execute(text, given, binary=True)
                 row = (found.fetchone() or ()) if found.description else ()
         except StoreError:
@@ -266,13 +268,6 @@ def places_of(held: Sequence[Place]) -> tuple[Raw, Raw, Raw]:
     """For `unnest(%s::bytea[], %s::bigint[], %s::uuid[])`."""
     services, ranks, uuids = zip(*held, strict=True) if held else ((), (), ())
     return texts(services), numbers(ranks), ids(uuids)
-
-
-def _other_lease(mine: float, name: str, lease: float) -> OtherLease:
-    fact = f"it is {mine:g} s here and {lease:g} s at {name}"
-    return OtherLease(
-        "the lease differs from that of the other nodes", fact, "use the same on all; to change it, stop all first"
-    )
 
 
 def _services(services: Mapping[bytes, tuple[int, int]]) -> str:

@@ -10,7 +10,7 @@ A database in which stores are made to be measured, one after the other, and rem
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 from uuid import UUID
@@ -418,7 +418,11 @@ class PostgresImport:
         with translated(self.place), self._connection.transaction(), self._connection.cursor() as cursor:
             for table, rows in tables.items():
                 if rows:
-                    _copy_rows(cursor, table, rows)
+                    statement = f"COPY titanic.{table} ({_COLUMNS[table]}) FROM STDIN (FORMAT BINARY)"
+                    with cursor.copy(statement) as copy:
+                        copy.set_types(_TYPES[table].split())
+                        for row in rows:
+                            copy.write_row(row)
 
     # -- the end -----------------------------------------------------------------------------------------------
 
@@ -467,13 +471,6 @@ def _cost(one: ClosedRequest, error: bytes) -> int:
     """Bytes that a closed request counts."""
     texts = sum(map(len, lasting_texts(one)))
     return CLOSED + texts + len(error) + sum(map(len, (*one.request, *one.reply)))
-
-
-def _copy_rows(cursor: Any, table: str, rows: Iterable[Row]) -> None:
-    with cursor.copy(f"COPY titanic.{table} ({_COLUMNS[table]}) FROM STDIN (FORMAT BINARY)") as copy:
-        copy.set_types(_TYPES[table].split())
-        for row in rows:
-            copy.write_row(row)
 
 
 # -- scratch ---------------------------------------------------------------------------------------------------

@@ -157,7 +157,11 @@ class PostgresWriting(SnapshotReader):
     def prefetch(self, uuids: Sequence[bytes], replies: bool = False) -> None:
         """Lock these requests and read what is known of them, in one round trip, or rely on what was known of them."""
         if self.is_optimistic and not replies:
-            self._rely(uuids)
+            known, seen = self.writer.known, self.seen
+            for uuid in uuids:
+                if uuid in known and uuid not in seen:
+                    seen[uuid] = known.pop(uuid)
+                    self.relied.add(uuid)
         missing = uuids if replies else [uuid for uuid in uuids if uuid not in self.seen]
         if missing:
             self._apart = self.changes.touched.isdisjoint(missing)
@@ -165,13 +169,6 @@ class PostgresWriting(SnapshotReader):
                 super().prefetch(missing, replies)
             finally:
                 self._apart = False
-
-    def _rely(self, uuids: Sequence[bytes]) -> None:
-        known, seen = self.writer.known, self.seen
-        for uuid in uuids:
-            if uuid in known and uuid not in seen:
-                seen[uuid] = known.pop(uuid)
-                self.relied.add(uuid)
 
     def snapshot(self, uuid: bytes, reply: bool = False) -> RequestSnapshot | None:
         """Return a verified snapshot of a request."""
