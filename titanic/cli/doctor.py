@@ -39,11 +39,10 @@ from titanic.facts.service_health import (
     LATELY,
     POISON,
     RECENTLY,
-    USUALLY,
     is_failing,
     is_slow,
     outcomes,
-    slower_services,
+    run_times,
 )
 from titanic.store import library_version
 from titanic.util import ids
@@ -253,8 +252,9 @@ class Doctor:
         if slow:
             text = f"slower than usual, with all workers busy: {_named([*slow], slow)}"
             self._add("speed", text, "titanic services shows run times; add workers", ok=False)
-        if slower := slower_services(client.facts(USUALLY), client.facts(LATELY), recent):
-            text = ", ".join(f"{name} ({times})" for name, times in [*slower.items()][:MAX_NAMED])
+        times = run_times(client.facts(LATELY), recent, hour)
+        if slower := [f"{name} ({one.text})" for name, one in times.items() if one.is_slower]:
+            text = ", ".join(slower[:MAX_NAMED])
             self._add("run times", f"longer than usual: {text}", "see what these services wait for", ok=False)
         failing = [f"{name} ({outcomes(one)})" for name, one in recent["services"].items() if is_failing(one)]
         if failing:

@@ -19,6 +19,7 @@ from titanic.cli.printing import age, print_json, print_table, say, size
 from titanic.cli.store_files import Files, open_source, source_options
 from titanic.client.client import Client
 from titanic.errors import RequestError, TimedOut, TitanicError
+from titanic.facts.service_health import HOUR, LATELY, RECENTLY, RunTimes, run_times
 from titanic.protocol.documents import Percentiles, WorkerInfo
 from titanic.store import PINS_MUCH
 from titanic.util.text import counted, duration, is_url, limit_texts, printable
@@ -313,16 +314,18 @@ def services(as_json: bool, last: float, reach: EndpointReach) -> None:
     """List the services: what waits and runs now, and what they did in the last hour.
 
     Counts and times outlast restarts, and are those of all servers that share a store. WAIT is the time until the first
-    attempt, RUN that of an attempt: half, 90 % and 99 % took no longer, about. RETRIED counts attempts that failed and
-    were followed by another. RUNNING exceeds WORKERS while requests sent ahead wait for a free worker, and a limit that
-    was lowered until those of before have ended.
+    attempt, RUN that of an attempt: half, 90 % and 99 % took no longer, about. RUN NOW: half of the attempts of the
+    last minutes, and usually, took no longer. RETRIED counts attempts that failed and were followed by another. RUNNING
+    exceeds WORKERS while requests sent ahead wait for a free worker, and a limit that was lowered until those of before
+    have ended.
 
     --json prints {since, step, incomplete, total, services, other, bytes}: since in microseconds since 1970; step the
     length of a period in seconds; incomplete [[from, until]] of spans for which counts are missing, because a server
     was killed; bytes what all facts take in the store. total, each of services, and other (the least active if there
     are over 1000; else null) are {accepted, dispatched, succeeded, failed, retried, expired, closed, cancelled (closed
     before they ended), requeued (sent again by users), wait and run: {p50, p90, p99} in seconds, or null}; services
-    also have {waiting, delayed, running, workers, paused, limits, limits_set (as `titanic limits`, if any is set)}.
+    also have {waiting, delayed, running, workers, paused, limits, limits_set (as `titanic limits`, if any is set),
+    usual: {attempts, wait, run} (of the day before; absent if there were none, or the step is an hour)}.
 
     \b
     Example:
@@ -331,6 +334,7 @@ def services(as_json: bool, last: float, reach: EndpointReach) -> None:
     """
     with connect_to_read(reach) as client:
         found, stats = client.facts(last), client.stats(services=True)
+        times = {} if as_json else run_times(client.facts(LATELY), client.facts(RECENTLY), client.facts(HOUR))
     elsewhere = stats.get("workers_elsewhere", {})
     rows: dict[str, dict[str, Any]] = {name: dict(one) for name, one in found["services"].items()}
     for name, now in stats.get("by_service", {}).items():
@@ -341,9 +345,10 @@ def services(as_json: bool, last: float, reach: EndpointReach) -> None:
     if as_json:
         print_json({**found, "services": rows})
         return
-    titles = "SERVICE", "WAITING", "RUNNING", "WORKERS", "DONE", "FAILED", "RETRIED", "PER MINUTE", "WAIT", "RUN"
+    counts = "DONE", "FAILED", "RETRIED", "PER MINUTE"
+    titles = ("SERVICE", "WAITING", "RUNNING", "WORKERS", *counts, "WAIT", "RUN", "RUN NOW")
     unnamed = {"waiting": "?"} if "other" in stats else {}  # what waits for these is in the sum of the others
-    lines = [_service(name, {**unnamed, **row}, last) for name, row in sorted(rows.items())]
+    lines = [_service(name, {**unnamed, **row}, last, times.get(name)) for name, row in sorted(rows.items())]
     if found["other"] is not None or "other" in stats:
         lines.append(_service("(others)", {**(found["other"] or {}), **stats.get("other", {})}, last))
     print_table(titles, lines, right=titles[1:])
@@ -355,7 +360,7 @@ def services(as_json: bool, last: float, reach: EndpointReach) -> None:
         say(f"a server was killed: counts of {duration(lost / 1e6)} are incomplete")
 
 
-def _service(name: str, row: Mapping[str, Any], last: float) -> tuple[str, ...]:
+def _service(name: str, row: Mapping[str, Any], last: float, times: RunTimes | None = None) -> tuple[str, ...]:
     workers = row.get("workers", 0)
     ended = row.get("succeeded", 0) + row.get("failed", 0) + row.get("expired", 0)
     return (
@@ -369,6 +374,7 @@ def _service(name: str, row: Mapping[str, Any], last: float) -> tuple[str, ...]:
         f"{ended * 60 / last:.1f}",
         _percentiles(row.get("wait")),
         _percentiles(row.get("run")),
+        times.text if times and times.now else "–",
     )
 
 

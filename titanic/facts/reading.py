@@ -32,7 +32,7 @@ from titanic.facts.recorder import (
     read_totals,
     requests_in,
 )
-from titanic.protocol.documents import FactSeries, FactsInfo, FailureGroupInfo, Percentiles, ServiceFacts
+from titanic.protocol.documents import FactSeries, FactsInfo, FailureGroupInfo, Percentiles, ServiceFacts, UsualTimes
 from titanic.store import ReadTransaction
 
 MAX_FAILURES = 500
@@ -40,6 +40,9 @@ MAX_FAILURES = 500
 
 SILENT = 3 * FLUSH_EVERY
 """µs after which a process that counts must have written."""
+
+DAY = 86_400
+"""Seconds before a span whose times are the usual ones."""
 
 _SECOND = 1_000_000
 
@@ -112,6 +115,7 @@ def facts_of(
                 if tallies[at] is _NOTHING:
                     tallies[at] = [0] * SIZE
                 counts.add_stored(tallies[at], row)
+    usual = _usual(transaction, unwritten, first, last, sums) if kind == MINUTES else {}
     sums = counts.fold(sums)
     total = [sum(column) for column in zip(*every, strict=True)]
     document: FactsInfo = {
@@ -122,7 +126,7 @@ def facts_of(
         ],
         "total": _figures(total, every),
         "services": {
-            name.decode(errors="replace"): _figures(sums.get(name, [0] * SIZE), wanted.get(name))
+            name.decode(errors="replace"): _figures(sums.get(name, [0] * SIZE), wanted.get(name), usual.get(name))
             for name in sorted({*sums, *of} - {OTHER})
         },
         "other": _figures(sums[OTHER]) if OTHER in sums else None,
@@ -156,6 +160,25 @@ def _periods(
             yield period.start, [counts.stored(service, tally) for service, tally in tallies.items()]
 
 
+def _usual(
+    transaction: ReadTransaction, unwritten: Unwritten, first: int, last: int, span: Tallies
+) -> dict[bytes, UsualTimes]:
+    """The times of the services of a span in the day before it. They are counted by hour, without what the span counts:
+    a service that became slow in it does not make that usual."""
+    day: Tallies = {}
+    for _, rows in _periods(transaction, unwritten, HOURS, first - DAY, last):
+        for row in rows:
+            if row[0] in span:
+                counts.add_stored(day.setdefault(row[0], [0] * SIZE), row)
+    found = dict[bytes, UsualTimes]()
+    for service, tally in day.items():
+        before = [max(0, count - later) for count, later in zip(tally, span[service], strict=True)]
+        if attempts := sum(before[RUN:]):
+            wait, run = _percentiles(before[WAIT:RUN]), _percentiles(before[RUN:])
+            found[service] = {"attempts": attempts, "wait": wait, "run": run}
+    return found
+
+
 def _marks(transaction: ReadTransaction, unwritten: Unwritten, now_us: int, first: int) -> list[tuple[int, int]]:
     """Spans in which something is missing, in seconds. A process that has not written for long, although it counted
     more, was killed, or cannot reach the store; only the start of another process marks that for good."""
@@ -180,12 +203,16 @@ def _groups(transaction: ReadTransaction, unwritten: Unwritten) -> list[StoredGr
     return merged(found)
 
 
-def _figures(tally: Sequence[int], series: Sequence[Sequence[int]] | None = None) -> ServiceFacts:
+def _figures(
+    tally: Sequence[int], series: Sequence[Sequence[int]] | None = None, usual: UsualTimes | None = None
+) -> ServiceFacts:
     figures: ServiceFacts = {
         **dict(zip(COUNTS, tally, strict=False)),  # type: ignore[typeddict-item]
         "wait": _percentiles(tally[WAIT:RUN]),
         "run": _percentiles(tally[RUN:]),
     }
+    if usual is not None:
+        figures["usual"] = usual
     if series is not None:
         figures["series"] = _series(series)
     return figures

@@ -1,18 +1,19 @@
-"""Whether a service fails or is slow, by its counts and times: for the overview and `titanic doctor`."""
+"""Whether a service fails or is slow, by its counts and times: for pages, `titanic doctor` and `titanic services`."""
 
 from __future__ import annotations
 
-from titanic.protocol.documents import FactsInfo, ServiceFacts
+from typing import NamedTuple
+
+from titanic.protocol.documents import FactsInfo, Percentiles, ServiceFacts, UsualTimes
 from titanic.util.text import duration
 
-RECENTLY = 900.0
-"""Seconds over which it is decided whether a service is failing, or its attempts take longer than usual."""
+LATELY, RECENTLY, HOUR = 300.0, 900.0, 3600.0
+"""Seconds over which it is decided whether attempts of a busy service take longer than usual, and of others; the
+second also whether it is failing. Usual is what it did in the day before the last hour, or, if it is new, before the
+others."""
 
-LATELY, USUALLY = 300.0, 86_400.0
-"""Seconds over which the latter is decided of busy services, and those that say what is usual."""
-
-RUNS = 20
-"""Attempts that must have ended in either time, the usual ones besides the recent ones."""
+RUNS, USUAL_RUNS = 20, 100
+"""Attempts that must have ended recently, and before."""
 
 LONG_RUN, RUN_FACTOR, TAIL_FACTOR = 0.1, 5.0, 2.0
 """Attempts take long if half of them take so many seconds, so many times the usual p50, and so many times the usual
@@ -38,30 +39,51 @@ def is_failing(figures: ServiceFacts) -> bool:
 def is_slow(oldest: float, workers: int, running: int, hour: ServiceFacts | None) -> bool:
     """Whether its oldest request has waited long, by its `hour`, while all its workers were busy. `oldest`: seconds
     since that was submitted."""
-    usual = hour["wait"] if hour is not None else None
+    before = hour and usual_times(hour)
+    usual = before["wait"] if before else hour and hour["wait"]
     most = ALWAYS_SLOW if usual is None else min(ALWAYS_SLOW, SLOW_FACTOR * usual["p50"])
     return 0 < workers <= running and oldest > max(SLOW_WAIT, most)
 
 
-def slower_services(day: FactsInfo, *recent: FactsInfo) -> dict[str, str]:
-    """The services with attempts that take much longer than usual, and how long. `day`: what all did in USUALLY;
-    `recent`: in LATELY, and RECENTLY."""
-    found = dict[str, str]()
-    for facts in recent:
-        for name, now in facts["services"].items():
-            usual = day["services"].get(name)
-            if usual is not None and is_slower(now, usual) and now["run"] and usual["run"]:
-                found.setdefault(name, f"{duration(now['run']['p50'])}, usually {duration(usual['run']['p50'])}")
-    return found
+class RunTimes(NamedTuple):
+    """How long attempts of a service take; None: none ended, or too few to say what is usual."""
+
+    now: Percentiles | None
+    usual: Percentiles | None
+    is_slower: bool = False
+    """Whether that is much longer than usual."""
+
+    @property
+    def text(self) -> str:
+        """Half of them take no longer."""
+        times = ", usually ".join(duration(one["p50"]) for one in (self.now, self.usual) if one)
+        return times if self.now else ""
 
 
-def is_slower(recent: ServiceFacts, usual: ServiceFacts) -> bool:
-    """Whether attempts take much longer than usual. What is usual contains what is recent, so that a service that stays
-    slow is slower than usual for some hours."""
-    now, before = recent["run"], usual["run"]
-    if now is None or before is None or not RUNS <= _runs(recent) <= _runs(usual) - RUNS:
-        return False
-    return now["p50"] > max(LONG_RUN, RUN_FACTOR * before["p50"], TAIL_FACTOR * before["p90"])
+def run_times(lately: FactsInfo, recent: FactsInfo, hour: FactsInfo) -> dict[str, RunTimes]:
+    """How long attempts of services take, by what was counted in these times."""
+    return {
+        name: run_times_of(lately["services"].get(name), recent["services"].get(name), figures)
+        for name, figures in hour["services"].items()
+    }
+
+
+def run_times_of(lately: ServiceFacts | None, recent: ServiceFacts | None, hour: ServiceFacts | None) -> RunTimes:
+    """How long attempts of a service take. Its usual times are without the last hour, if it ran enough before: what has
+    just become slow is not usual."""
+    now = lately if lately and _runs(lately) >= RUNS else recent
+    usual = next((found for one in (hour, recent, lately) if one and (found := usual_times(one))), None)
+    times, before = now and now["run"], usual and usual["run"]
+    if not now or not times or not before:
+        return RunTimes(times, before)
+    most = max(LONG_RUN, RUN_FACTOR * before["p50"], TAIL_FACTOR * before["p90"])
+    return RunTimes(times, before, _runs(now) >= RUNS and times["p50"] > most)
+
+
+def usual_times(figures: ServiceFacts) -> UsualTimes | None:
+    """The times in the day before; None: too few to say what is usual."""
+    usual = figures.get("usual")
+    return usual if usual and usual["attempts"] >= USUAL_RUNS else None
 
 
 def _runs(figures: ServiceFacts) -> int:

@@ -277,6 +277,14 @@ class Percentiles(TypedDict):
     p99: float
 
 
+class UsualTimes(TypedDict):
+    """How long requests of a service waited, and its attempts ran, and how many there were."""
+
+    attempts: Count
+    wait: Percentiles | None
+    run: Percentiles | None
+
+
 class FactSeries(TypedDict):
     """The figures of each minute or hour, the first first. `counts` has a list for each count of ServiceFacts."""
 
@@ -300,6 +308,7 @@ class ServiceFacts(TypedDict):
     requeued: Count
     wait: Annotated[Percentiles | None, "Until the first attempt; null: there was none."]
     run: Annotated[Percentiles | None, "Of attempts."]
+    usual: NotRequired[Annotated[UsualTimes, "Of the day before; absent: there were none, or a period is an hour."]]
     series: NotRequired[FactSeries]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from titanic.facts.service_health import is_failing, is_slow, is_slower, slower_services
+from titanic.facts.service_health import is_failing, is_slow, run_times, run_times_of
 
 
 @pytest.mark.parametrize(
@@ -42,35 +42,52 @@ def test_a_service_whose_requests_wait_longer_than_usual_is_slow(
     assert is_slow(oldest, workers, running, None) is (oldest > 3600)
 
 
-def figures(runs: int, p50: float | None, p90: float | None = None) -> Any:
-    run = None if p50 is None else {"p50": p50, "p90": p90 or 1.5 * p50, "p99": p90 or 2 * p50}
-    return {"succeeded": runs - runs // 4, "failed": 0, "retried": runs // 4, "run": run}
+def test_what_waits_now_is_not_usual() -> None:
+    times: Any = [{"p50": p50, "p90": p50, "p99": p50} for p50 in (0.1, 300.0)]
+    hour: Any = {"wait": times[1], "usual": {"attempts": 100, "wait": times[0], "run": None}}
+    assert is_slow(600.0, 4, 4, hour)
+    few: Any = hour | {"usual": hour["usual"] | {"attempts": 99}}
+    assert not is_slow(600.0, 4, 4, few)
+
+
+def figures(runs: int, p50: float | None, before: int = 0, usual: float = 0.2, p90: float | None = None) -> Any:
+    """A service that ran so often and so long, and in the day before."""
+    run = None if p50 is None else {"p50": p50, "p90": 2 * p50, "p99": 3 * p50}
+    day = {"p50": usual, "p90": p90 or 1.5 * usual, "p99": p90 or 2 * usual}
+    more = {"usual": {"attempts": before, "wait": None, "run": day}} if before else {}
+    return {"succeeded": runs - runs // 4, "failed": 0, "retried": runs // 4, "run": run, **more}
 
 
 @pytest.mark.parametrize(
-    ("recent", "usual", "slower"),
+    ("recent", "slower"),
     [
-        (figures(20, 2.0), figures(1000, 0.2), True),
-        (figures(19, 2.0), figures(1000, 0.2), False),  # few runs
-        (figures(200, 2.0), figures(219, 0.2), False),  # new
-        (figures(200, 2.0), figures(220, 0.2), True),
-        (figures(200, 0.9), figures(1000, 0.2), False),  # a busy moment
-        (figures(200, 0.09), figures(1000, 0.001), False),  # quick still
-        (figures(200, 20.0), figures(1000, 0.1, 15.0), False),  # long requests are usual, too
-        (figures(200, 20.0), figures(1000, 0.1, 0.9), True),
-        (figures(200, 0.2), figures(1000, 2.0), False),
-        (figures(20, None), figures(1000, 0.2), False),
-        (figures(20, 2.0), figures(1000, None), False),
+        (figures(20, 2.0, 100), True),
+        (figures(19, 2.0, 100), False),  # few runs
+        (figures(200, 2.0, 99), False),  # new
+        (figures(200, 2.0), False),
+        (figures(200, 0.9, 100), False),  # a busy moment
+        (figures(200, 0.09, 1000, 0.001), False),  # quick still
+        (figures(200, 20.0, 1000, 0.1, 15.0), False),  # long requests are usual, too
+        (figures(200, 20.0, 1000, 0.1, 0.9), True),
+        (figures(200, 0.2, 1000, 2.0), False),
+        (figures(20, None, 1000), False),
     ],
 )
-def test_a_service_whose_attempts_take_many_times_as_long_as_usual(recent: Any, usual: Any, slower: bool) -> None:
-    assert is_slower(recent, usual) is slower
+def test_a_service_whose_attempts_take_many_times_as_long_as_usual(recent: Any, slower: bool) -> None:
+    assert run_times_of(recent, recent, recent).is_slower is slower
+    assert not run_times_of(None, None, recent).is_slower
 
 
 def test_what_is_slower_is_named_with_its_times() -> None:
-    """Of busy services lately, of others over a longer time; a new one has no usual times."""
-    slow, usual, few = figures(20, 2.0), figures(1000, 0.2), figures(19, 3.0)
-    day: Any = {"services": dict.fromkeys(("busy", "rare", "well"), usual)}
-    lately: Any = {"services": {"busy": figures(30, 4.0), "rare": few, "well": usual, "new": slow}}
-    recent: Any = {"services": {"busy": slow, "rare": slow, "well": usual, "new": slow}}
-    assert slower_services(day, lately, recent) == {"busy": "4 s, usually 200 ms", "rare": "2 s, usually 200 ms"}
+    """Of busy services lately, of others over a longer time. What it did in the hour is not usual if it ran before."""
+    busy = figures(30, 4.0, 400, 4.0), figures(60, 2.0, 300, 2.0), figures(120, 1.0, 100, 0.2)
+    rare = figures(19, 3.0), figures(20, 2.0, 100, 0.2), figures(40, 1.0, 99, 0.1)
+    spans: Any = [{"services": {"busy": one, "rare": other, "new": one}} for one, other in zip(busy, rare, strict=True)]
+    spans[2]["services"] |= {"new": figures(90, 4.0), "idle": figures(90, 4.0)}
+    found = {name: (one.text, one.is_slower) for name, one in run_times(*spans).items()}
+    assert found == {
+        "busy": ("4 s, usually 200 ms", True),
+        "rare": ("2 s, usually 200 ms", True),
+        "new": ("4 s, usually 2 s", False),
+        "idle": ("", False),
+    }

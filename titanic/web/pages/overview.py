@@ -16,19 +16,16 @@ from starlette.routing import Route
 
 from titanic.aio import Client
 from titanic.facts.service_health import (
-    LATELY,
     POISON,
     RECENTLY,
-    USUALLY,
     is_failing,
     is_slow,
     outcomes,
-    slower_services,
 )
 from titanic.protocol.documents import FactsInfo, Filling, NodeInfo, RequestInfo, ServiceFacts, StoreStats
 from titanic.web.app_state import app_state, visitor_of
 from titanic.web.pages.forms import NotPermitted, unless_forbidden
-from titanic.web.pages.services import ServiceRow, services_of
+from titanic.web.pages.services import ServiceRow, run_times_now, services_of
 from titanic.web.stats import MAX_CACHE_TTL, StatsSample, current, latency_charts, per_second, unfinished
 from titanic.web.template_filters import (
     Line,
@@ -82,10 +79,9 @@ async def overview(request: Request) -> Response:
         missing = [one for one in (sample, oldest) if isinstance(one, NotPermitted)]
         return state.page(request, "overview.html", stats=None, missing=missing)
     services = services_of(sample)
-    recent, lately = await poller.facts(visitor, RECENTLY), await poller.facts(visitor, LATELY)
-    day = await poller.facts(visitor, USUALLY)
+    recent, times = await poller.facts(visitor, RECENTLY), await run_times_now(request)
     failing = {} if recent is None else {name: one for name, one in recent["services"].items() if is_failing(one)}
-    slower = slower_services(day, lately, recent) if day and lately and recent else {}
+    slower = {name: one.text for name, one in times.items() if one.is_slower}
     busiest = sorted(
         services, key=lambda one: (one.name in failing, one.name in slower, one.waiting, one.workers or 0), reverse=True
     )[:TOP]

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple, cast
@@ -20,6 +20,7 @@ from starlette.routing import Route
 
 from titanic.aio import Client
 from titanic.errors import TitanicError
+from titanic.facts.service_health import HOUR, LATELY, RECENTLY, RunTimes, run_times
 from titanic.protocol.documents import FactsInfo, LimitValues, RequestInfo, ServiceFacts
 from titanic.schedules.scheduler import PAUSED
 from titanic.util.text import limit_source, limit_value
@@ -59,6 +60,9 @@ MESSAGES = {
 """What is shown after an action."""
 
 
+NO_TIMES = RunTimes(None, None)
+
+
 @dataclass(frozen=True, slots=True)
 class ServiceRow:
     """Figures of a service; None: unknown or none."""
@@ -81,6 +85,7 @@ class ServiceRow:
     """Limits on waiting and running requests, bytes and rate."""
     limits_set: Mapping[str, Any] = field(default_factory=dict)
     """Those that an admin has set, as titanic.stats has them."""
+    times: RunTimes = NO_TIMES
 
     @property
     def url(self) -> str:
@@ -110,12 +115,19 @@ class ServiceRow:
         return self.workers or 0
 
     @property
+    def by_run(self) -> float:
+        """A sort key."""
+        return self.times.now["p50"] if self.times.now else 0.0
+
+    @property
     def lacks_workers(self) -> bool:
         """Whether requests wait, it is not paused, and it has no worker."""
         return self.waiting > 0 and self.workers == 0 and not self.paused
 
 
-FIGURES = tuple(one.name for one in fields(ServiceRow) if one.name not in ("name", "workers", "limits", "limits_set"))
+FIGURES = tuple(
+    one.name for one in fields(ServiceRow) if one.name not in ("name", "workers", "limits", "limits_set", "times")
+)
 """The fields that are as the server sends them."""
 
 
@@ -125,6 +137,14 @@ def services_of(sample: StatsSample) -> tuple[ServiceRow, ...]:
     because they have requests to execute. Cached for all pages that show the same sample."""
     names = {*(sample.stats.get("by_service") or sample.stats["services"]), *(sample.workers or ())}
     return tuple(service_of(sample, name) for name in sorted(names) if not is_internal(name))
+
+
+async def run_times_now(request: Request) -> dict[str, RunTimes]:
+    """How long attempts take, now and usually, by service; empty: the server is of an older version. For visitors whose
+    sample was returned."""
+    poller, visitor = app_state(request).stats_poller, visitor_of(request)
+    lately, recent, hour = [await poller.facts(visitor, seconds) for seconds in (LATELY, RECENTLY, HOUR)]
+    return run_times(lately, recent, hour) if lately and recent and hour else {}
 
 
 def is_internal(service: str) -> bool:
@@ -151,12 +171,13 @@ LABELS = {
     "oldest": "Oldest",
     "running": "Running",
     "workers": "Workers",
+    "run": "Run p50, p90",
     "done": "Done",
     "failed": "Failed",
 }
 """The columns that the list can be sorted by."""
 
-SORT_KEYS = {"oldest": "by_age", "workers": "by_workers"}
+SORT_KEYS = {"oldest": "by_age", "workers": "by_workers", "run": "by_run"}
 """What columns are sorted by, if not by their values."""
 
 FILTERS = {"waiting": "waiting", "lonely": "lacks_workers", "paused": "paused", "failed": "failed"}
@@ -185,7 +206,8 @@ async def services(request: Request) -> Response:
     sample = await unless_forbidden("services and their statistics", state.stats_poller.sample(visitor_of(request)))
     if isinstance(sample, NotPermitted):
         return state.page(request, "services.html", missing=sample)
-    every = services_of(sample)
+    times = await run_times_now(request)
+    every = [replace(one, times=times.get(one.name, NO_TIMES)) for one in services_of(sample)]
     chosen = [one for one in every if text.casefold() in one.name.casefold()]
     if only in FILTERS:
         chosen = [one for one in chosen if getattr(one, FILTERS[only])]
@@ -254,10 +276,12 @@ async def service(request: Request) -> Response:
     limits_set: Mapping[str, Any] = known.limits_set if known else {}
     if limits_set:
         limits_set = await cache.get(request, "limits", _limits_set, client, name)
+    times = (await run_times_now(request)).get(name, NO_TIMES) if known else NO_TIMES
     now = time.time()
     return state.page(
         request,
         "service.html",
+        times=times,
         source={limit: limit_source(limit, limits_set, now) for limit in READ_LIMIT},
         set_limits={one: limit_value(one, limits_set[one]) if limits_set.get(one) else "" for one in READ_LIMIT},
         name=name,
