@@ -206,7 +206,7 @@ class Doctor:
         for problem in problems:
             advice = "titanic status shows what fills it" if "full" in problem or "space" in problem else ""
             if found.document["disk_full"] and "disk" in problem:  # other files fill it, perhaps
-                advice = "free space on it"
+                advice = f"free space where {found.document['store']['path']} is"
             self._add("server", problem, advice, ok=False)
         if not code:
             text = f"{', '.join(self._reach.endpoint)} answered in {duration(found.took)}"
@@ -251,7 +251,7 @@ class Doctor:
                 slow[name] = one["waiting"]
         if slow:
             text = f"slower than usual, with all workers busy: {_named([*slow], slow)}"
-            self._add("speed", text, "titanic services shows run times; add workers", ok=False)
+            self._add("speed", text, "titanic services shows run times: limit what is slow, or add workers", ok=False)
         times = run_times(client.facts(LATELY), recent, hour)
         if slower := [f"{name} ({one.text})" for name, one in times.items() if one.is_slower]:
             text = ", ".join(slower[:MAX_NAMED])

@@ -91,7 +91,7 @@ def _line(row: NodeInfo, rows: Sequence[NodeInfo]) -> tuple[str, ...]:
 )
 @endpoint
 def drain(node: str | None, wait: float | None, reach: EndpointReach) -> None:
-    """Drain the server NODE, then stop it. By default, drain the server that answers.
+    """Drain the server NODE, then stop it. By default, drain the server that answers. (A worker drains on SIGTERM.)
 
     NODE is a name, or an incarnation from `titanic nodes --json`; it is required with several endpoints. Any server
     that shares the store can take the command. The drained server accepts no new requests (clients use their next

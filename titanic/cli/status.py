@@ -253,6 +253,9 @@ def workers(as_json: bool, reach: EndpointReach) -> None:
     If the broker is a separate process, or without the permission metrics = true or read = "all", only the number of
     workers of each service is known. If servers share a store, each lists its own workers.
 
+    To drain a worker, stop its unit, or send SIGTERM to PID at HOST: it takes no more requests, and exits when its
+    running ones have ended.
+
     --json prints {workers (null if unknown), services: {name: number of workers, or their slots; null: some},
     omitted (worker processes left out of a list that would be too long), node (the server's name, if servers share
     a store), reason (why workers is null)}. Each worker is {name, host, pid, user (with access control), version,

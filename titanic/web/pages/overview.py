@@ -198,7 +198,9 @@ def assess(
         ],
         "No workers: {}. Start one, or find out why they left.": [_waits(one) for one in waiting if one.lacks_workers],
         "Paused with requests waiting: {}.": [*map(_waits, paused)],
-        "Slower than usual, with all workers busy: {}. See how long they run, or add workers.": [*map(_waits, slow)],
+        "Slower than usual, with all workers busy: {}. See how long they run; limit what is slow, or add workers.": [
+            *map(_waits, slow)
+        ],
         "Running longer than usual: {}. See what they wait for.": [("", name, times) for name, times in slower.items()],
         "Poison (it killed its workers): {}. Delete it, or fix the code that handles it.": [
             (f"/requests/{row['uuid']}", row["service"], row["uuid"][-8:]) for row in poison

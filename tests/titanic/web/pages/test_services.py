@@ -253,6 +253,7 @@ def test_workers_and_what_they_have(http: httpx.Client, server: Server, client: 
         until(lambda: uuid in page_of(http, "/workers").links)
         page = page_of(http, "/workers")
     assert "1 worker process." in page.text
+    assert "To drain a worker, stop its unit, or send SIGTERM to its process" in page.text
     first, last = page.rows
     assert first[:4] == ["unnamed", "<i>a</i>", "1", "1"]
     assert last[:3] == [uuid, "<i>a</i>", "unnamed"]
