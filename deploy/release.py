@@ -246,12 +246,14 @@ def release(version: str, releases: list[str], *, local: bool) -> None:
         commit = run("git", "rev-parse", "HEAD", folder=tree)
         stamp = run("git", "log", "-1", "--format=%ct", folder=tree)
         os.environ.update(SOURCE_DATE_EPOCH=stamp, PYTHONHASHSEED="0", PYTHONDONTWRITEBYTECODE="1")
+        # Before anything is built, so that a root that cannot be made is known at once.
+        compilers = [] if os.environ.get("TITANIC_PURE") == "1" else [*builders(releases)]
         run(sys.executable, "-m", "build", "--no-isolation", "--sdist", "--outdir", DIST, folder=tree)
         (source,) = DIST.iterdir()
         here = Builder("here", sys.executable)
         wheel = build(here, source, pure=True)
         check_bill(wheel, attempt(here, wheel, version, commit), version)
-        for builder in () if os.environ.get("TITANIC_PURE") == "1" else builders(releases):
+        for builder in compilers:
             attempt(builder, build(builder, source), version, commit)
         run(sys.executable, "-m", "twine", "check", "--strict", *DIST.glob("*.whl"), source)
         sums = "".join(f"{digest(path)}  {path.name}\n" for path in sorted(DIST.iterdir()))
@@ -269,9 +271,7 @@ def release(version: str, releases: list[str], *, local: bool) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("version")
-    parser.add_argument(
-        "--local", action="store_true", help="for a trial: no commit and no tag, addresses may be empty"
-    )
+    parser.add_argument("--local", action="store_true", help="a trial: no commit and no tag; addresses may be empty")
     parser.add_argument("--debian", action="append", default=[], help="a release of Debian, by its code name")
     given = parser.parse_args()
     try:

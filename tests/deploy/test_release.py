@@ -86,6 +86,8 @@ def test_what_is_refused(source: Path) -> None:
     project.write_text(project.read_text().replace(ADDRESSES["issues"], ""))
     run("git", "commit", "--quiet", "--all", "--message", "No address", folder=source)
     assert refusal(source, "1.2.4").startswith("release: issues: empty in [tool.hatch.metadata.hooks.custom] of")
+    assert "nosuch" in refusal(source, "1.2.4", "--local", "--debian", "nosuch")
+    assert not [*(source / "dist").iterdir()]  # nothing was built before
     changes = source / "CHANGELOG.md"
     changes.write_text(changes.read_text().replace("(unreleased)", "(2026-01-01)"))
     run("git", "commit", "--quiet", "--all", "--message", "Dated", folder=source)
