@@ -37,7 +37,7 @@ from titanic.store import (
     State,
     Store,
 )
-from titanic.util.text import counted, duration, one_line
+from titanic.util.text import counted, duration, error_summary, one_line
 
 MAX_AHEAD = 10_000
 """Requests before it in its queue that are counted."""
@@ -257,8 +257,8 @@ def _later(facts: Facts) -> WhyInfo:
     else:
         what = f"attempt {row.attempts} failed" if row.attempts else "it was returned"
         found = _until(_why("retry", f"{what}; the next attempt starts", change), facts, left)
-        last = row.reason.partition("Traceback (most recent call last):")[0].strip() or row.reason
-        found["text"] += f". {'Last error' if row.attempts else 'Reason'}: {one_line(last, MAX_REASON)}"
+        last = one_line(error_summary(row.reason), MAX_REASON)
+        found["text"] += f". {'Last error' if row.attempts else 'Reason'}: {last}"
     found["text"] += paused
     return found
 

@@ -24,6 +24,11 @@ def one_line(text: str, most: int) -> str:
     return line if len(text) <= most else line[:most] + "…"
 
 
+def error_summary(reason: str) -> str:
+    """The text of an error without the details that workers append: a task's exception as JSON, and its traceback."""
+    return re.split(r"titanic:error=|Traceback \(most recent call last\):", reason, maxsplit=1)[0].strip() or reason
+
+
 def counted(count: int, noun: str) -> str:
     """A number of things: 1 frame, 2 frames."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

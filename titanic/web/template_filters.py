@@ -15,7 +15,7 @@ from urllib.parse import quote, urlencode
 
 from markupsafe import Markup
 
-from titanic.util.text import duration, one_line, printable
+from titanic.util.text import duration, error_summary, one_line, printable
 
 NONE = "–"
 
@@ -98,6 +98,11 @@ def short(text: str, most: int = 120) -> str:
     return one_line(text, most)
 
 
+def ends(name: str, most: int = 60) -> str:
+    """A name of about so many characters at most, without its middle: many differ only in the end."""
+    return short(name, most) if len(name) <= most else f"{short(name[: most // 2])}…{short(name[-most // 2 :])}"
+
+
 def sentence(text: str) -> str:
     """An error text as a sentence, with a capital letter and a full stop."""
     text = text.strip()
@@ -136,6 +141,8 @@ FILTERS: Mapping[str, Callable[..., str]] = {
     "counted": counted,
     "interval": interval,
     "sentence": sentence,
+    "summary": error_summary,
+    "ends": ends,
     "short": short,
     "printable": printable,
     "service_url": service_url,
@@ -214,10 +221,10 @@ def bars(counts: Sequence[int], title: str, most: int = 0) -> Markup:
     width, height = (4, 24) if small else (20, 60)
     parts = [
         Markup('<rect x="{}" y="{:.1f}" width="{}" height="{:.1f}"/>').format(
-            at * width, height - height * count / most, width - 1, height * count / most
+            at * width, height - high, width - 1, high
         )
         for at, count in enumerate(counts)
-        if count
+        if (high := count and max(1.5, height * count / most))  # few are seen beside many
     ]
     label = f"{title}: {counted(sum(counts), 'failure')}, maximum {max(counts, default=0):,} per bar"
     head = Markup('<svg class="{}" viewBox="0 0 {} {}" role="img" aria-label="{}">').format(

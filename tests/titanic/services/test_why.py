@@ -118,7 +118,12 @@ def test_a_limit_names_no_request_that_may_not_be_read() -> None:
 
 @pytest.mark.parametrize("paused", [False, True])
 def test_a_retry_says_when_and_why(paused: bool) -> None:
-    one = row(State.DELAYED, due=NOW + 90_000_000, attempts=2, reason="no way\nTraceback (most recent call last):\n x")
+    one = row(
+        State.DELAYED,
+        due=NOW + 90_000_000,
+        attempts=2,
+        reason="no way\ntitanic:error={}\nTraceback (most recent call last):\n x",
+    )
     found = why(one, paused=paused)
     assert (found["kind"], found["until"]) == ("retry", one.due)
     more = "; its service mail is paused, too" if paused else ""

@@ -67,6 +67,7 @@ end own sessions      –                  204      –               –       
 end sessions          admin              403      403             –          204     –        –     204
 openapi               –                  200      –               –          200     –        –     200
 page: retry           submit read        403      403, 403        403        303     404      303   303
+page: start           submit close read  403      403, 403, 403   403        303     404      303   303
 page: close           close read         403      403, 403        –          303     kept     303   303
 page: retry these     submit read        403      left, 403       left       303     left     303   303
 page: close these     close read         403      403, 403        –          303     kept     303   303
@@ -137,6 +138,7 @@ CALLS = {
     "end own sessions": "DELETE /v1/sessions",
     "openapi": "GET /v1/openapi.json",
     "page: retry": "POST /actions/requests/{uuid}/retry",
+    "page: start": "POST /actions/requests/{uuid}/start",
     "page: close": "POST /actions/requests/{uuid}/close",
     "page: close these": "POST /actions/requests",
     "page: stop": "POST /actions/works/{job}",
@@ -209,8 +211,11 @@ def changed(scene: Scene, user: str, owner: str, action: str) -> str:
 
 
 def moved(scene: Scene, user: str, owner: str, action: str) -> str:
-    """A request that waits gets another priority, or body."""
-    path, program = f"/v1/requests/{scene.requests[owner].waiting[0]}", scene.program(user)
+    """A request that waits gets another priority, body, or time."""
+    uuid, program = scene.requests[owner].waiting[0], scene.program(user)
+    path = f"/v1/requests/{uuid}"
+    if action == "page: start":
+        return status(program.post(f"/actions/requests/{uuid}/start", headers=FORM))
     return status(program.patch(path, json={"priority": 5}) if action == "change" else program.put(f"{path}/body"))
 
 
@@ -349,7 +354,7 @@ TRIES: dict[str, Callable[[Scene, str, str, str], str]] = {
     **dict.fromkeys(("submit", "submit with a key", "submit and wait", "batch", "batch with a key"), submitted),
     **dict.fromkeys(("show", "body", "reply", "reply, waiting"), read),
     "list": listed,
-    **dict.fromkeys(("change", "change body"), moved),
+    **dict.fromkeys(("change", "change body", "page: start"), moved),
     **dict.fromkeys(("retry", "retry with body", "close", "page: retry", "page: close"), changed),
     **dict.fromkeys(("page: retry these", "page: close these"), changed),
     **dict.fromkeys(

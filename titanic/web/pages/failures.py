@@ -60,6 +60,8 @@ class FailureGroup:
     last: int
     points: list[tuple[int, int]]
     """Times, and how many failed then."""
+    retries_only: bool = False
+    """Whether all of them were attempts that were followed by another: no request has failed."""
 
     @property
     def id(self) -> str:
@@ -116,9 +118,8 @@ def _counted(group: FailureGroupInfo, since: int) -> FailureGroup:
     points = [(at, count) for at, count in group["hours"] if at + HOUR_US > since]
     count = group["failed"] + group["retried"] if group["first"] >= since else sum(count for _, count in points)
     name, title = group["service"] or "", group["text"] if count > 1 else group["example"] or group["text"]
-    return FailureGroup(
-        name, group["state"], group["text"], title, count, max(since, group["first"]), group["last"], points
-    )
+    first, retried = max(since, group["first"]), not group["failed"]
+    return FailureGroup(name, group["state"], group["text"], title, count, first, group["last"], points, retried)
 
 
 async def failures(request: Request) -> Response:

@@ -49,7 +49,7 @@ async def unless_forbidden(what: str, result: Awaitable[T]) -> T | NotPermitted:
     try:
         return await result
     except Forbidden as error:
-        return NotPermitted(what, str(error))
+        return NotPermitted(what, str(error).removeprefix("forbidden: "))
 
 
 async def read(request: Request) -> Form:

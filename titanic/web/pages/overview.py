@@ -31,11 +31,11 @@ from titanic.web.template_filters import (
     Line,
     chart,
     counted,
+    ends,
     number,
     percent,
     rate,
     service_url,
-    short,
     size,
     span,
     spark,
@@ -218,7 +218,7 @@ def assess(
 def _link(named: tuple[str, str, str]) -> Markup:
     """A link; the page of a service if it has no URL."""
     url, name, about = named
-    return Markup('<a href="{}">{}</a> ({})').format(url or service_url(name), short(name, 60), about)
+    return Markup('<a href="{}">{}</a> ({})').format(url or service_url(name), ends(name), about)
 
 
 def _waits(service: ServiceRow) -> tuple[str, str, str]:

@@ -230,6 +230,14 @@ async def retry(request: Request) -> Response:
     return app_state(request).to(request, f"/requests/{uuid}", message)
 
 
+async def start(request: Request) -> Response:
+    """Let a delayed request start at once."""
+    await forms.read(request)
+    uuid = _uuid(request)
+    await visitor_of(request).client.change(uuid, delay=0)
+    return app_state(request).to(request, f"/requests/{uuid}", "It no longer waits for its time.")
+
+
 async def close(request: Request) -> Response:
     """Close a request."""
     kill = "kill" in await forms.read(request)
@@ -446,7 +454,7 @@ def _failed_attempts(row: RequestInfo) -> list[TimelineEntry]:
         found.append(TimelineEntry(DONE, "Body replaced", old["replaced_at"], size(old["bytes"]), text, "Old body"))
     found.sort(key=lambda one: one.at)
     if omitted:
-        found.insert(1, TimelineEntry(UNKNOWN, f"{counted(omitted, 'more attempt')} failed", 0, "not kept"))
+        found.insert(1, TimelineEntry(UNKNOWN, f"{counted(omitted, 'more attempt')} failed", 0, "details not kept"))
     return found
 
 
@@ -610,6 +618,7 @@ ONE_ROUTES = [
     Route("/actions/requests/{uuid}/again", again, methods=["POST"]),
     Route("/requests/{uuid}/close", close_page),
     Route("/actions/requests/{uuid}/retry", retry, methods=["POST"]),
+    Route("/actions/requests/{uuid}/start", start, methods=["POST"]),
     Route("/actions/requests/{uuid}/close", close, methods=["POST"]),
 ]
 

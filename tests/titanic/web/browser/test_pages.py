@@ -157,7 +157,7 @@ def test_actions(window: Window, lived: Lived, client: Client, script: bool) -> 
     page.goto(f"/requests/{uuids[1]}")
     page.get_by_role("link", name="Delete…").click()
     page.get_by_role("button", name="Delete request").click()
-    see(page, "Request closed")
+    see(page, "Request deleted")
     nightly: ScheduleReport = {"name": "nightly", "service": "mail", "when": "@daily", "tz": "UTC", "next": 60.0}
     client.register_schedules([nightly])
     page.goto("/schedules")

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from titanic.web.template_filters import Line, bars, chart, interval, nice, rate, spark
+from titanic.web.template_filters import Line, bars, chart, ends, interval, nice, rate, spark
 
 
 def test_a_chart_has_a_text_alternative() -> None:
@@ -48,6 +48,13 @@ def test_small_charts_have_the_scale_of_their_table() -> None:
     assert "0.0 22.0L96.0 12.0" in spark([0, 5], "a", 10)
     assert 'y="12.0" width="3" height="12.0"' in bars([5], "a", 10)
     assert 'y="0.0" width="19" height="60.0"' in bars([5], "a")
+    assert 'height="1.5"' in bars([1], "a", 1000), "a few are seen beside many"
+
+
+def test_long_names_keep_both_ends() -> None:
+    assert ends("orders.eu", 9) == "orders.eu"
+    assert ends("orders.eu-central-1.production", 11) == "order…uction"
+    assert ends("a\x1b" * 99, 6) == r"a\x1ba…\x1ba\x1b"
 
 
 @pytest.mark.parametrize(("most", "end"), [(0, 1), (0.3, 0.5), (1, 1), (1.1, 2), (4, 5), (51, 100), (100_000, 100_000)])

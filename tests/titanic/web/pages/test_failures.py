@@ -44,6 +44,14 @@ def test_failures_are_grouped_and_a_group_is_retried(http: httpx.Client, lived: 
     assert client.show(later)["attempts"] == 1
 
 
+@pytest.mark.settings(retry_first=60, retry_most=60)
+def test_attempts_that_were_followed_by_another_are_not_retried(http: httpx.Client, lived: Lived) -> None:
+    lived.until(lived.client.submit("echo", b"fail", b"busy", max_attempts=2), "delayed")
+    found = page_of(http, "/failures")
+    assert [row[-1] for row in found.rows] == ["retried"]
+    assert not [form for form, _ in found.forms if form.get("action") == "/requests/all"]
+
+
 def test_a_group_that_is_gone(http: httpx.Client) -> None:
     answer = http.get("/failures/0123456789abcdef")
     assert answer.status_code == 404

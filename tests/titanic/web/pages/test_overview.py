@@ -44,7 +44,7 @@ def test_waiting_requests_and_workers(http: httpx.Client, client: Client, echo: 
     page = Page(http.get("/").text)
     assert page.figures["Waiting"].startswith("1,234 oldest: ")
     assert page.figures["Delayed"] == "1"
-    assert page.figures["Finished"].startswith("1 ")
+    assert page.figures["Ended"].startswith("1 ")
     assert "No workers: mail (1,234 waiting)" in page.text
     rows = {row[0]: [row[1], row[4]] for row in page.rows}
     assert rows == {"mail": ["1,234", "none"], "echo": ["0", "2"]}
@@ -206,7 +206,12 @@ def test_the_lag_of_an_archive(http: httpx.Client, client: Client) -> None:
     assert found.figures["Lag"] == "3"
 
 
+def test_pages_without_content_say_why(http: httpx.Client) -> None:
+    assert "No refusals." in Page(http.get("/audit?show=refusals").text).text
+    assert "Retry" not in Page(http.get("/nothing").text).links
+
+
 def test_without_access_control_there_are_no_users(http: httpx.Client) -> None:
     found = Page(http.get("/users").text)
     assert "Access control is off." in found.text
-    assert "titanic web --access FILE --keys DIRECTORY" in found.text
+    assert "titanic web --access FILE --keys DIR" in found.text

@@ -44,7 +44,9 @@ def test_a_user_without_permissions_sees_which_are_missing(scene: Secured, expir
         assert "read" in Page(answer.text).text
     found = Page(browser.get("/store").text)
     assert found.text.count("Not permitted") == 3
+    assert "Forbidden" not in found.text
     assert "metrics" in found.text
+    assert Page(browser.get("/").text).links["Failures"] == "/failures"
 
 
 def test_own_requests_are_shown(scene: Secured, expired: str) -> None:

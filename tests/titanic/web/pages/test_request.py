@@ -101,6 +101,14 @@ def test_a_request_between_two_attempts(http: httpx.Client, lived: Lived, client
     assert "Last attempt's error" in found.headings
 
 
+def test_a_delayed_request_starts_now(http: httpx.Client, client: Client) -> None:
+    uuid = client.submit("mail", b"", delay=3600)
+    form = page(http, uuid).form(f"/actions/requests/{uuid}/start")
+    assert http.post(f"/actions/requests/{uuid}/start", data=form).status_code == 303
+    assert client.show(uuid)["state"] == "waiting"
+    assert "Start now" not in page(http, uuid).text
+
+
 def test_retrying_an_expired_request(http: httpx.Client, lived: Lived, client: Client) -> None:
     uuid = lived.expired()
     form = page(http, uuid).form(f"/actions/requests/{uuid}/retry")
@@ -133,7 +141,7 @@ def test_closing_asks_for_confirmation(http: httpx.Client, client: Client) -> No
     assert answer.status_code == 303
     gone = http.get(answer.headers["location"])
     assert gone.status_code == 410
-    assert "Request closed" in Page(gone.text).headings
+    assert "Request deleted" in Page(gone.text).headings
     with pytest.raises(UnknownRequest):
         client.show(uuid)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+from support.lived import Lived
 from support.pages import Page, page_of
 from support.waiting import until
 
@@ -84,6 +85,13 @@ def test_lists_show_bodies_and_arguments(http: httpx.Client, client: Client) -> 
         "68.4 KiB",
     ]
     assert "s3cret" not in http.get("/requests").text
+
+
+@pytest.mark.settings(retry_first=60, retry_most=60)
+def test_errors_in_lists_have_no_traceback(http: httpx.Client, lived: Lived, client: Client) -> None:
+    detail = [b'titanic:error={"type": "shop.Busy"}', b"Traceback (most recent call last):"]
+    lived.until(client.submit("echo", b"fail", b"Busy: 3", *detail, max_attempts=2), "delayed")
+    assert page_of(http, "/requests").rows[0][-1] == "Busy: 3"
 
 
 def test_invalid_filters(http: httpx.Client) -> None:
