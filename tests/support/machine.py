@@ -79,7 +79,7 @@ class Machine:
         """Run a command in it, as root or as somebody else."""
         if user is not None:
             command = ("runuser", "-u", user, "--", *command)
-        words = ["nsenter", "--all", "--target", str(self._leader()), "--", *command]
+        words = ["nsenter", "--all", "--target", str(self.leader()), "--", *command]
         done = subprocess.run(
             words, input=stdin.encode(), capture_output=True, env=CLEAN, cwd="/", timeout=PATIENCE, check=False
         )
@@ -122,7 +122,7 @@ class Machine:
         """Switch it off, whatever it is at, and forget it."""
         if self._process is not None:
             with suppress(AssertionError, ProcessLookupError):
-                os.kill(self._leader(), signal.SIGKILL)  # the first process of the machine: all others go with it
+                os.kill(self.leader(), signal.SIGKILL)  # the first process of the machine: all others go with it
             try:
                 self._process.wait(10)
             except subprocess.TimeoutExpired:
@@ -130,8 +130,8 @@ class Machine:
                 self._process.wait()
         shutil.rmtree(self.folder)
 
-    def _leader(self) -> int:
-        """The process that is number 1 there."""
+    def leader(self) -> int:
+        """The process that is number 1 there, as it is numbered here."""
         process = self._process
         assert process is not None
 
@@ -167,6 +167,7 @@ def debian() -> Path:
     with _locked("lock"):
         if not kept.exists():
             new = kept.with_suffix(".new")
+            subprocess.run(["umount", "--quiet", new / "proc"], check=False)  # of a debootstrap that was killed
             shutil.rmtree(new, ignore_errors=True)
             include = f"--include={','.join(PACKAGES)}"
             done = subprocess.run(

@@ -46,7 +46,7 @@ from titanic.facts.service_health import (
 )
 from titanic.store import library_version
 from titanic.util import ids
-from titanic.util.files import file_system
+from titanic.util.files import IN_MEMORY, file_system
 from titanic.util.text import counted, duration, is_url, printable
 from titanic.version import __version__, commit
 
@@ -183,6 +183,9 @@ class Doctor:
         if kind in NETWORK_FILE_SYSTEMS:
             text = f"{store} is on a network file system ({kind})"
             self._add("store", text, "move it to a local disk, or use PostgreSQL (titanic migrate)", ok=False)
+        elif kind in IN_MEMORY and self._serve.get("durability") != "memory":
+            text = f"{store} is in memory ({kind}): it is lost when the machine stops"
+            self._add("store", text, "move it to a disk, or set durability to memory", ok=False)
         elif missing > 0:
             text = f"the disk of {store} lacks {size(missing)} for its capacity of {size(counts['capacity'])}"
             self._add("store", text, "free disk space, or lower --capacity", ok=False)
@@ -206,7 +209,7 @@ class Doctor:
         for problem in problems:
             advice = "titanic status shows what fills it" if "full" in problem or "space" in problem else ""
             if found.document["disk_full"] and "disk" in problem:  # other files fill it, perhaps
-                advice = f"free space where {found.document['store']['path']} is"
+                advice = f"free space where {found.document['store']['path']} is, or restore a backup"
             self._add("server", problem, advice, ok=False)
         if not code:
             text = f"{', '.join(self._reach.endpoint)} answered in {duration(found.took)}"

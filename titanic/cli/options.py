@@ -128,6 +128,12 @@ def parse_again(context: click.Context) -> dict[str, Any]:
         return dict(again.params)
 
 
+def names_in_file(context: click.Context, parameters: set[str]) -> list[str]:
+    """The names that a file has for these parameters, sorted."""
+    options = [one for one in context.command.params if isinstance(one, click.Option) and one.name in parameters]
+    return sorted(getattr(one, "in_file", "") or max(one.opts, key=len).lstrip("-") for one in options)
+
+
 command = partial(click.command, cls=GroupedCommand)
 """The decorator for commands."""
 

@@ -27,7 +27,7 @@ from broker import AccessError, Callback, is_exposed
 from titanic import logs
 from titanic.cli.config_file import strangers
 from titanic.cli.endpoint import Address
-from titanic.cli.options import parse_again
+from titanic.cli.options import names_in_file, parse_again
 from titanic.cli.running import EXIT_FAILED, StopSignal, say
 from titanic.dispatch.service_log import PresenceLog
 from titanic.errors import CallerError, StoreError, TitanicError
@@ -299,17 +299,11 @@ def _reload(subject: Subject, context: click.Context) -> None:
         fault = str(error).replace("\n", " | ")
         log.error("not reloaded, nothing has changed: %s", fault, extra=logs.event("reload-refused"))
         return
-    taken = sorted(_named(context, changed & (subject.live | {"log_level"})))
-    waiting = sorted(_named(context, changed - subject.live - {"log_level"}))
+    taken = names_in_file(context, changed & (subject.live | {"log_level"}))
+    waiting = names_in_file(context, changed - subject.live - {"log_level"})
     for name in changed & (subject.live | {"log_level"}):
         context.params[name] = settings[name]
     nothing = "no setting has changed" if settings.get("access") else "nothing has changed"
     log.info("reloaded: %s", ", ".join(taken) or nothing, extra=logs.event("reloaded"))
     if waiting:
         log.warning("a restart is needed for: %s", ", ".join(waiting), extra=logs.event("restart-needed"))
-
-
-def _named(context: click.Context, parameters: set[str]) -> list[str]:
-    """The options' names in a file."""
-    options = [one for one in context.command.params if isinstance(one, click.Option) and one.name in parameters]
-    return [getattr(one, "in_file", "") or max(one.opts, key=len).lstrip("-") for one in options]

@@ -485,7 +485,7 @@ def judge(found: Observation, timeout: float, max_waiting: int | None, max_age: 
     waiting, oldest = found.waiting or 0, found.oldest
     full, warnings = [], []
     if found.document["disk_full"]:
-        full.append("the disk of the store is full")
+        full.append("the disk of the store is full, or the store was deleted")
     elif not found.document["accepting"]:
         full.append("the store is full")
     elif found.document.get("refuses_for_room"):

@@ -24,6 +24,8 @@ from titanic.cli.options import (
     endpoint_option,
     key_file_options,
     log_options,
+    names_in_file,
+    parse_again,
 )
 from titanic.cli.running import StopSignal, say
 from titanic.errors import CallerError, Contradiction
@@ -31,6 +33,8 @@ from titanic.util import files
 from titanic.util.sd_notify import Notifier
 from titanic.util.text import how_to_install
 from titanic.web.settings import WebSettings
+
+log = logging.getLogger("titanic")
 
 Network = IPv4Network | IPv6Network
 
@@ -181,8 +185,19 @@ def run(server: WebRunner) -> None:
     notifier = Notifier()
     ending = StopSignal(server.stop, server.stop)
 
+    context = click.get_current_context()
+
     def reload(number: int, _: FrameType | None) -> None:
+        try:
+            settings = parse_again(context)
+        except (click.UsageError, CallerError, AccessError) as error:
+            fault = (error.format_message() if isinstance(error, click.UsageError) else str(error)).replace("\n", " | ")
+            log.error("not reloaded, nothing has changed: %s", fault, extra=logs.event("reload-refused"))
+            return
         server.reload()
+        changed = {name for name, value in settings.items() if value != context.params[name]}
+        if waiting := names_in_file(context, changed):
+            log.warning("a restart is needed for: %s", ", ".join(waiting), extra=logs.event("restart-needed"))
 
     def ready() -> None:
         # Existing objects stay: exempt them from garbage collection. And collect less often than after 700 new

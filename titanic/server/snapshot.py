@@ -150,11 +150,13 @@ def archive_lag(transaction: ReadTransaction, now_us: int) -> ArchiveLag | None:
 
 
 def gather(waiting: Mapping[bytes, int], running: Mapping[bytes, int], workers: WorkerCounts | None) -> list[bytes]:
-    """The services with their own statistics."""
+    """The services with their own statistics: first those that wait without workers, so that an alert can name them."""
     names = waiting.keys() | running.keys() | (workers or {}).keys()
     if len(names) <= MOST_SERVICES:
         return sorted(names)
-    return sorted(names, key=lambda name: (-waiting.get(name, 0), -running.get(name, 0), name))[:MOST_SERVICES]
+    counts = {name: (waiting.get(name, 0), running.get(name, 0)) for name in names}
+    absent = {name for name in names if counts[name][0] and workers is not None and workers.get(name, 0) == 0}
+    return sorted(names, key=lambda name: (name not in absent, *(-n for n in counts[name]), name))[:MOST_SERVICES]
 
 
 def others(

@@ -30,8 +30,9 @@ FEW = ("--timeout", "30")
 
 
 @pytest.fixture
-def checked(tmp_path: Path) -> Any:
-    """Have a server checked: the exit code, and the findings by check."""
+def checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Have a server checked: the exit code, and the findings by check. Its store is as if on a disk."""
+    monkeypatch.setattr(doctor, "file_system", lambda folder: "ext4")
     with serving(tmp_path) as (_, endpoint):
 
         def check(*more: str | Path) -> tuple[int, dict[str, dict[str, Any]]]:
@@ -156,6 +157,21 @@ def test_a_disk_without_room_and_a_network_file_system(checked: Any, monkeypatch
     assert "lacks" in check()[1]["store"]["text"]
     monkeypatch.setattr(doctor, "file_system", lambda folder: "nfs4")
     assert "is on a network file system (nfs4)" in check()[1]["store"]["text"]
+
+
+def test_a_store_that_does_not_outlive_the_machine(
+    checked: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Unless it is meant to be so."""
+    _, check = checked
+    monkeypatch.setattr(doctor, "file_system", lambda folder: "tmpfs")
+    code, found = check()
+    assert code == 1
+    assert found["store"]["text"].endswith("/store is in memory (tmpfs): it is lost when the machine stops")
+    assert found["store"]["next"] == "move it to a disk, or set durability to memory"
+    settings = tmp_path / "titanic.toml"
+    settings.write_text("[serve]\ndurability = 'memory'\n")
+    assert check("--config", settings)[0] == 0
 
 
 def test_no_server_and_no_store(tmp_path: Path) -> None:

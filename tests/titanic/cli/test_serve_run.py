@@ -139,6 +139,22 @@ def test_settings_change_while_it_serves(tmp_path: Path) -> None:
         assert (refused.code, "its limit is 1" in refused.err) == (1, True)
 
 
+def test_the_gateway_names_what_needs_a_restart(tmp_path: Path) -> None:
+    toml = tmp_path / "titanic.toml"
+    toml.write_text("[web]\nmax-body = '1MiB'\n")
+    web = ("web", "--config", toml, "--endpoint", "ipc:///nowhere", "--bind", "127.0.0.1:0")
+    with running(tmp_path / "log", *web) as gateway:
+        gateway.says("serving at ")
+        toml.write_text("[web]\nmax-body = '2MiB'\nprefix = '/queue'\n")
+        gateway.send(signal.SIGHUP)
+        gateway.says("WARNING titanic: a restart is needed for: max-body, prefix\n")
+        toml.write_text("[web]\nmax-bdy = '2MiB'\n")
+        gateway.send(signal.SIGHUP)
+        gateway.says(
+            re.escape(f"ERROR titanic: not reloaded, nothing has changed: {toml}:2: unknown key [web] max-bdy")
+        )
+
+
 def test_a_faulty_file_changes_nothing(tmp_path: Path) -> None:
     toml = tmp_path / "titanic.toml"
     toml.write_text("")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 from contextlib import suppress
 from pathlib import Path
@@ -146,6 +147,15 @@ def test_health_of_a_full_store(tmp_path: Path) -> None:
         client.close(*uuids[:2])
         assert here("health", *at_leisure(endpoint)).code == 0
         server.says("INFO titanic: can accept new requests again")
+
+
+def test_health_of_a_store_that_was_deleted(tmp_path: Path) -> None:
+    """It cannot be told from a disk without room, so both are named, as in /readyz."""
+    with serving(tmp_path) as (_, endpoint):
+        assert here("health", *at_leisure(endpoint)).code == 0
+        shutil.rmtree(tmp_path / "store")
+        bad = here("health", *at_leisure(endpoint))
+        assert (bad.code, bad.out) == (2, b"critical: the disk of the store is full, or the store was deleted\n")
 
 
 def test_health_of_one_who_is_slow() -> None:

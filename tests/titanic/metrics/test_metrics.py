@@ -244,6 +244,8 @@ def test_services_are_bounded(tmp_path: Path) -> None:
     assert others(named, waiting, {b"run": 7}, {b"w": 1}) == {OTHERS: ServiceSnapshot(rest, 7, 1)}
     assert others([b"a"], {b"a": 1}, {}, None) == {}
     assert bounded({str(number): 1 for number in range(150)})[OTHERS] == 50
+    busy = {b"%d" % number: 1 for number in range(1000, 5000)}
+    assert {b"7", b"8"} <= {*gather(waiting, {}, busy | dict.fromkeys(map(b"%d".__mod__, range(9, 1000)), 1))}
     with serving(tmp_path) as server, Client(server.endpoints[0]) as client:
         for number in range(MOST_SERVICES + 5):
             client.submit(f"s{number}", b"x")

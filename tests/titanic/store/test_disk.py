@@ -223,13 +223,13 @@ def test_a_full_disk_is_named_wherever_somebody_looks(disk, tmp_path):
         found = samples(base)
         assert (found["titanic_disk_full"], found["titanic_ready"], found["titanic_store_full"]) == (1, 0, 0)
         bad = here("health", "--timeout", "60", *at)
-        assert (bad.code, bad.out) == (2, b"critical: the disk of the store is full\n")
+        assert (bad.code, bad.out) == (2, f"critical: {FULL_OR_GONE.partition(';')[0]}\n".encode())
         document = here("status", "--json", *at).json
         assert (document["disk_full"], document["accepting"]) == (True, False)
         assert b"; its disk is full\n" in here("status", *at).out
         doctor = here("doctor", "--timeout", "60", "--store", disk.path / "store", *at)
-        advice = f"free space where {disk.path / 'store'} is"
-        assert f"problem  server: the disk of the store is full; {advice}\n".encode() in doctor.out
+        advice = f"free space where {disk.path / 'store'} is, or restore a backup"
+        assert f"problem  server: the disk of the store is full, or the store was deleted; {advice}\n".encode() in doctor.out
         server.says(f"ERROR titanic: cannot write: {FULL_OR_GONE}\n")
         disk.make_room()
         assert ask(f"{base}/readyz") == (200, "ok\n")
