@@ -229,7 +229,10 @@ def test_a_full_disk_is_named_wherever_somebody_looks(disk, tmp_path):
         assert b"; its disk is full\n" in here("status", *at).out
         doctor = here("doctor", "--timeout", "60", "--store", disk.path / "store", *at)
         advice = f"free space where {disk.path / 'store'} is, or restore a backup"
-        assert f"problem  server: the disk of the store is full, or the store was deleted; {advice}\n".encode() in doctor.out
+        assert (
+            f"problem  server: the disk of the store is full, or the store was deleted; {advice}\n".encode()
+            in doctor.out
+        )
         server.says(f"ERROR titanic: cannot write: {FULL_OR_GONE}\n")
         disk.make_room()
         assert ask(f"{base}/readyz") == (200, "ok\n")
