@@ -93,7 +93,7 @@ def generated() -> Iterator[tuple[str, str]]:
         "reference/settings.md",
         f"# Settings file\n\n`titanic config` shows which values apply.\n\n```toml\n{settings}```\n",
     )
-    yield "reference/metrics.md", _metrics()
+    yield "reference/metrics.md", f"{_metrics()}\n{_alerts()}"
     yield "reference/log-events.md", _log_events()
     yield "reference/python.md", _python()
 
@@ -166,6 +166,22 @@ def _metrics() -> str:
             for one in families.queue(server.snapshot()):
                 name = f"{one.name}_total" if one.type == "counter" else one.name
                 rows.append(f"| `{name}` | {one.type} | {one.documentation} |")
+    return "\n".join([*rows, ""])
+
+
+def _alerts() -> str:
+    """The alerts of Prometheus, with links to what the runbook says of each."""
+    import yaml  # what mkdocs reads its settings with
+
+    groups = yaml.safe_load((ROOT / "deploy/prometheus/alerts.yml").read_text())["groups"]
+    headings = [line for line in (ROOT / "deploy/README.md").read_text().splitlines() if line.startswith("## Titanic")]
+    rows = ["## Alerts\n", "| alert | severity | for | says |", "|---|---|---|---|"]
+    for rule in (rule for group in groups for rule in group["rules"] if "alert" in rule):
+        heading = next(line for line in headings if rule["alert"] in re.findall(r"\w+", line))
+        link = f"../operations/handbook.md#{re.sub(r'[^a-z ]', '', heading[3:].lower()).replace(' ', '-')}"
+        says = re.sub(r"\{\{ \$(?:labels\.)?(\w+)[^}]*\}\}", r"*\1*", rule["annotations"]["summary"])
+        severity, wait = rule["labels"]["severity"], rule.get("for", "at once")
+        rows.append(f"| [{rule['alert']}]({link}) | {severity} | {wait} | {says} |")
     return "\n".join([*rows, ""])
 
 

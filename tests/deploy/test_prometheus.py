@@ -127,12 +127,6 @@ def test_every_alert_is_tried() -> None:
     assert set(tried) == set(alerts())
 
 
-def test_the_handbook_has_a_table_of_the_alerts() -> None:
-    _, _, table = (DEPLOY / "README.md").read_text().partition("| Titanic… | fires when |")
-    rows = re.findall(r"^\| ([A-Z][\w, ]+) \|", table.partition("\n\n")[0], re.MULTILINE)
-    assert {f"Titanic{name}" for row in rows for name in row.split(", ")} == set(alerts())
-
-
 def test_alerts_are_about_what_is_exported(exported: set[str]) -> None:
     named = named_in_alerts()
     assert len(named) > 8
