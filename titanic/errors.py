@@ -1,4 +1,4 @@
-"""Everything Titanic raises on purpose, under one root.
+"""All exceptions of Titanic, under one root.
 
     TitanicError
     ├── CallerError     the call was wrong; repeating it won't help

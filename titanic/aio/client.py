@@ -181,7 +181,7 @@ class Client(ClientCore):
         self.disconnect()
 
     def disconnect(self) -> None:
-        """Close the connection. What was submitted lives on. Coroutines that wait for an answer get an
+        """Close the connection. Submitted requests stay. Coroutines that wait for an answer get an
         InvalidRequest."""
         self.calls.wire.close()
 

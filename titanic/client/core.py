@@ -92,7 +92,7 @@ class ClientCore:
     # -- one request -----------------------------------------------------------------------------------------
 
     async def submit(self, service: Body, *body: Body, **options: Unpack[SubmitOptions]) -> str:
-        """Have a request executed; its UUID comes back once it is on disk."""
+        """Store a request; its UUID comes back once it is on disk."""
         if await self.calls.knows_only_rfc9():
             return await self._rfc9.submit(service, body, options)
         # When the answer is lost, the message is sent again: it must not become two requests.

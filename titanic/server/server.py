@@ -462,7 +462,7 @@ class Server:
         """Whether all threads are running, there is no `problem`, and the store can be used.
 
         A thread that met an error of this program has logged it and ended; a store has to be opened again after its
-        disk failed. The cure is to stop and start again, which loses nothing.
+        disk failed. Restart it; nothing is lost.
         """
         return self.problem is None and self.store.usable and self.dispatcher.alive and self.front.alive
 

@@ -240,7 +240,7 @@ class Tasks:
         return partial(self._scheduled, args, Schedule(name or UNNAMED, UNNAMED, cron=expression, tz=tz, missed=missed))
 
     def every(self, span: Span, *args: Any, missed: Missed = "skip", name: str = "") -> ScheduleDecorator:
-        """The same at intervals, of seconds or a timedelta: they are counted from 1970, so 3600 is each full hour."""
+        """Submit a task at intervals, of seconds or a timedelta, counted from 1970: 3600 is each full hour."""
         return partial(self._scheduled, args, Schedule(name or UNNAMED, UNNAMED, every=span, missed=missed))
 
     def _scheduled(self, args: tuple[Any, ...], schedule: Schedule, task: Any) -> Any:

@@ -100,7 +100,7 @@ class FlowTicket(Ticket[R]):
 
 
 class Flow(Generic[R]):
-    """Tasks that follow each other. It does not change: each method gives another one."""
+    """Tasks in sequence. It does not change: each method returns a new flow."""
 
     def __init__(
         self,

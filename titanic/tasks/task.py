@@ -535,7 +535,7 @@ class Task(Submission[P, R]):
 
 
 class AsyncTask(Submission[P, R]):
-    """An `async def` function that is a task: called, it is awaited as ever; a worker awaits it."""
+    """An `async def` function that is a task: called, it is awaited as usual; a worker awaits it."""
 
     def __init__(self, function: AsyncFunction[P, R], definition: Definition, queues: FlowApp) -> None:
         super().__init__(definition, queues, definition.options)

@@ -46,7 +46,7 @@ class InvalidReply(RequestError):
 class TaskFailed(RequestFailed):
     """A task has failed for good.
 
-    `type` is the exception's class as module.Name, `arguments` what it was raised with, as far as that could travel,
+    `type` is the exception's class as module.Name, `arguments` what it was raised with, as far as that is serializable,
     `attributes` the plain ones of a class in `raises`, `traceback` the end of its traceback; they are empty when no
     exception of the task was the reason. `state` and `detail` are those of `RequestFailed`.
     """
