@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from threading import Lock
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -449,9 +450,14 @@ def read_stats(frame: bytes) -> StatsOptions:
         return StatsOptions()
 
 
+_preparing = Lock()
+"""Two threads that have msgspec prepare the same type, at its first use, can crash the process."""
+
+
 @cache
 def _decoder(declared: type[Struct]) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(declared)
+    with _preparing:
+        return msgspec.json.Decoder(declared)
 
 
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`(?: - at `\$\.(\w+)`)?", re.DOTALL)

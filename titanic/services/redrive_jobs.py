@@ -140,12 +140,17 @@ class RedriveJob(Struct, kw_only=True, omit_defaults=True):
         return UUIDS + self.id + number.to_bytes(4)
 
 
+_decode = msgpack.Decoder(
+    RedriveJob
+).decode  # here: threads must not prepare a type together (`_decoder` in messages.py)
+
+
 def read_jobs(transaction: ReadTransaction, id: bytes = b"") -> list[RedriveJob]:
     """All jobs, the oldest first, or the one with this id, if it is known."""
     found = list[RedriveJob]()
     for _, value in transaction.facts(JOBS + id):
         try:
-            found.append(msgpack.decode(value, type=RedriveJob))
+            found.append(_decode(value))
         except MsgspecError:  # of a later version
             continue
     return sorted(found, key=_begin)

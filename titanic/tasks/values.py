@@ -14,6 +14,7 @@ import json
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
+from threading import RLock
 from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 import msgspec
@@ -44,6 +45,10 @@ class TypeFault(ValueError):
     """A model or a registered type refuses a value; the text has the line."""
 
 
+_preparing = RLock()
+"""Two threads that have msgspec prepare the same type, at its first use, can crash the process."""
+
+
 class Serializer:
     """A format of values, with the types of an app that msgspec does not know."""
 
@@ -60,7 +65,8 @@ class Serializer:
 
     def decoder(self, kind: type[T]) -> Decode[T]:
         """Make what decodes values of a type, and raises MsgspecError for others."""
-        decode: Decode[T] = self._format.Decoder(kind, dec_hook=self._decode_own).decode
+        with _preparing:
+            decode: Decode[T] = self._format.Decoder(kind, dec_hook=self._decode_own).decode
         return decode
 
     def register(self, kind: type, codec: TypeCodec) -> None:
