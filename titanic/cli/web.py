@@ -188,13 +188,14 @@ def run(server: WebRunner) -> None:
     context = click.get_current_context()
 
     def reload(number: int, _: FrameType | None) -> None:
+        server.reload()
         try:
             settings = parse_again(context)
         except (click.UsageError, CallerError, AccessError) as error:
             fault = (error.format_message() if isinstance(error, click.UsageError) else str(error)).replace("\n", " | ")
-            log.error("not reloaded, nothing has changed: %s", fault, extra=logs.event("reload-refused"))
+            text = "access file and certificate are read again, the settings are not: %s"
+            log.error(text, fault, extra=logs.event("reload-refused"))
             return
-        server.reload()
         changed = {name for name, value in settings.items() if value != context.params[name]}
         if waiting := names_in_file(context, changed):
             log.warning("a restart is needed for: %s", ", ".join(waiting), extra=logs.event("restart-needed"))
