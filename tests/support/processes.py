@@ -76,6 +76,7 @@ def _start_parent() -> socket.socket:
     """The process that forks, one for each test process."""
     ours, its = socket.socketpair()
     env = {key: value for key, value in os.environ.items() if not key.startswith("TITANIC_")}
+    env["PYTHONPATH"] = PYTHONPATH
     command = [sys.executable, str(SUPPORT / "warm_start.py"), str(its.fileno())]
     with its:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=env, pass_fds=[its.fileno()])

@@ -7,6 +7,7 @@ from the beginning: only imports are done. Its parent is the test process, which
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import os
@@ -17,6 +18,10 @@ import sys
 from importlib import import_module
 from io import TextIOWrapper
 from pathlib import Path
+
+_DIES_WITH_ITS_PARENT = 1
+"""Of prctl(2), with a signal: a test run that is killed leaves no forks."""
+_libc = ctypes.CDLL(None)
 
 MODULES = ("titanic.aio", "titanic.server.server", "titanic.web.asgi", "titanic.web.serving", "titanic.tasks", "zmq")
 """What processes import when they run."""
@@ -49,6 +54,7 @@ def _next_fork(connection: socket.socket) -> list[str]:
             os._exit(0)  # its child becomes one of the test process
         while os.getppid() == between:
             os.sched_yield()
+        _libc.prctl(_DIES_WITH_ITS_PARENT, signal.SIGKILL, 0, 0, 0)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         for number, one in enumerate(given):
             os.dup2(one, number)
@@ -84,7 +90,8 @@ def main() -> None:
     commands = import_module("titanic.cli.main").COMMANDS
     for module in (*MODULES, *{f"titanic.cli.{name}" for name, _ in commands.values()}):
         import_module(module)
-    usual = sys.path[not sys.flags.safe_path :]
+    given = os.environ["PYTHONPATH"].split(os.pathsep)  # of this process; that of the fork comes later
+    usual = [one for one in sys.path[not sys.flags.safe_path :] if one not in given]
     gc.freeze()
     first, *rest = _next_fork(socket.socket(fileno=int(sys.argv[1])))
     _open_files()

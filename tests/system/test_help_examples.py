@@ -144,11 +144,17 @@ def test_every_command_has_an_example_that_is_run() -> None:
     assert sorted(run) == sorted(EXAMPLES)
 
 
+def _problems(said: str) -> list[str]:
+    """What doctor names. A store in memory is one, and the folders of these tests may be there."""
+    return re.findall(r"^problem\s+(\w+)", said, re.MULTILINE)
+
+
 @pytest.mark.parametrize("title", SCRIPTS)
 def test_the_examples(title: str, tmp_path: Path) -> None:
     lines = [text for line in SCRIPTS[title] for text in (EXAMPLES[line[1:]] if line.startswith("=") else [line])]
     results = run(lines, tmp_path)
-    assert [(line, result) for line, result in zip(lines, results, strict=True) if result[0]] == []
+    failed = [(line, result) for line, result in zip(lines, results, strict=True) if result[0]]
+    assert [one for one in failed if "titanic doctor" not in one[0] or _problems(one[1][1]) != ["store"]] == []
     assert "Traceback" not in str(results)
 
 

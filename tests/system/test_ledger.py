@@ -162,6 +162,8 @@ class Episode:
                 if seen.state == "pending":
                     store = client.stats()["store"]
                     if store["used"] > 0.7 * store["capacity"]:  # of which a quarter is not for requests
+                        if not ended:  # others have, whose replies fill it
+                            continue
                         print("to make room, of", store, "these are closed:", [one.uuid for one in ended[-50:]])
                         self._close(client, ended[-50:])
                         del ended[-50:]
