@@ -20,8 +20,7 @@ def test_the_tour(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(blocks) > 5
     exec(compile("\n".join(blocks), str(README), "exec"), {"__name__": "tour"})
     out = capsys.readouterr().out
-    assert out.startswith("[b'0']\n[b'1']\n[b'2']\n")
-    assert sorted(out.splitlines()[3:]) == ["x [b'X'] None", "y [b'Y'] None", "z [b'Z'] None"]
+    assert out == "[b'0']\n[b'1']\n[b'2']\n"
 
 
 @pytest.mark.parametrize("config", [broker.BrokerConfig, broker.WorkerConfig, broker.ClientConfig])
