@@ -83,8 +83,8 @@ def worker(
 
     --endpoint and --key-file default to those of the app.
 
-    Stops on SIGTERM or SIGINT when the running tasks are done. After --grace it stops them and exits with 1. A second
-    signal stops them at once. Stopped requests go to other workers.
+    Stops on SIGTERM or SIGINT when the server has the replies of the running tasks. After --grace it stops the tasks
+    and exits with 1. A second signal stops them at once. Stopped requests go to other workers.
 
     \b
     Example:

@@ -13,7 +13,8 @@ its source has changed                      the same, for all
 one of its jobs is far beyond its limit,    kill it, and start another
 or is closed with --kill
 the app cannot be imported, at the start    the end; with `wait_for_sources` nothing until they change
-we are to stop                              all leave; kill those that are not done within `grace`
+we are to stop                              all leave; kill those that are not done within `grace`, in which the
+                                            last replies must be given to the server, too
 we are to stop at once                      kill all: their requests go to other workers
 """
 
@@ -176,6 +177,8 @@ class PoolCore:
         """Children that were killed though they had jobs, because the time for that was over."""
         self.died = 0
         """Children that died, or were killed because of a request."""
+        self.end_by = 0.0
+        """When to end, though a server that is away has not taken the last replies."""
         self._actions: list[Action] = []
         self._count = 0
         self._start_at: float | None = 0.0
@@ -190,7 +193,7 @@ class PoolCore:
     @property
     def ended(self) -> bool:
         """Whether there is nothing left to watch."""
-        return (self._stopping or bool(self.fault)) and not self.children
+        return self.stopping and not self.children
 
     @property
     def stopping(self) -> bool:
@@ -265,20 +268,20 @@ class PoolCore:
     def fail(self, fault: str, now: float) -> None:
         """The pool cannot work: the end."""
         if not self.fault and not self._stopping:
-            self.fault, self._start_at = fault, None
+            self.fault, self._start_at, self.end_by = fault, None, now + LAST_WORDS
             for child in self.children.values():
                 if not child.leaving:
-                    self._leave(child, now + LAST_WORDS)
+                    self._leave(child, self.end_by)
 
     def stop(self, now: float) -> None:
         """No more children; those that there are finish their jobs."""
-        self._stopping, self._start_at = True, None
+        self._stopping, self._start_at, self.end_by = True, None, now + (self.config.grace or LAST_WORDS)
         for child in self.children.values():
-            self._leave(child, now + (self.config.grace or LAST_WORDS))
+            self._leave(child, self.end_by)
 
     def stop_at_once(self, now: float) -> None:
         """End all, whatever they do."""
-        self._stopping, self._start_at, self._at_once = True, None, True
+        self._stopping, self._start_at, self._at_once, self.end_by = True, None, True, now
         for child in self.children.values():
             child.leaving, child.kill_at = True, now
 
@@ -307,6 +310,8 @@ class PoolCore:
     def next_deadline(self) -> float | None:
         """When something is due."""
         times = [child.kill_at for child in self.children.values()]
+        if self.ended:
+            times.append(self.end_by)
         if self._missing:
             times.append(self._start_at)
         return min((when for when in times if when is not None), default=None)

@@ -196,8 +196,10 @@ class Pool:
         """Have children work until `stop`."""
         signal.signal(signal.SIGCHLD, self._wake)
         try:
-            while not self._core.ended:
+            while not self._has_ended:
                 self._round(time.monotonic())
+            if self._workers and self._asked < 2 and not self._core.fault:
+                log.warning("the server did not return within --grace; requests without a stored reply will run again")
         finally:
             for process in self._processes.values():
                 process.popen.kill()
@@ -206,6 +208,11 @@ class Pool:
                 worker.end()
             self._selector.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+    @property
+    def _has_ended(self) -> bool:
+        """Whether the children have ended, and the server has their last replies: else these requests run again."""
+        return self._core.ended and (not self._workers or time.monotonic() >= self._core.end_by)
 
     def _wake(self, *_: object) -> None:
         with suppress(BlockingIOError):
@@ -249,7 +256,7 @@ class Pool:
         if self.observer is not None:
             self.observer.processes(core.ready, core.died, core.memory)
         self._notify()
-        if not core.ended:
+        if not self._has_ended:
             self._wait(now)
 
     def _take_posted(self, now: float) -> None:

@@ -418,6 +418,44 @@ def test_a_restart_of_the_server(tmp_path: Path) -> None:
     assert len(begun(folders[0])) == 1
 
 
+def test_a_worker_that_stops_gives_its_last_replies_to_a_server_that_returns(tmp_path: Path) -> None:
+    bind = (f"tcp://127.0.0.1:{free_port()}",)
+
+    with (
+        Server(config(tmp_path, bind=bind)) as server,
+        Client(bind[0], timeout=30) as client,
+        pool(tmp_path, server) as worker,
+    ):
+        uuid = ask(client, "wait_for", tmp_path)
+        until(lambda: begun(tmp_path))
+        server.stop()
+        (tmp_path / "go").touch()
+        worker.send(signal.SIGTERM)
+        until(lambda: not alive(pids(worker)[0]))  # it has finished its job
+        with Server(config(tmp_path, bind=bind)):
+            client.wait(uuid, timeout=50)
+            assert client.show(uuid)["attempts"] == 1
+            assert worker.ends() == 0
+    assert len(begun(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("has_job", [False, True])
+def test_a_worker_that_stops_waits_for_a_server_no_longer_than_its_grace(tmp_path: Path, has_job: bool) -> None:
+    with (
+        Server(config(tmp_path)) as server,
+        Client(server.endpoints[0]) as client,
+        pool(tmp_path, server, "--grace", "1" if has_job else "600") as worker,
+    ):
+        if has_job:
+            ask(client, "wait_for", tmp_path)
+            until(lambda: begun(tmp_path))
+        server.stop()
+        (tmp_path / "go").touch()
+        worker.send(signal.SIGTERM)
+        assert worker.ends() == 0
+        assert ("without a stored reply will run again" in worker.log.read_text()) == has_job
+
+
 def test_at_its_limit_a_job_is_killed_before_the_next_attempt_begins(
     server: Server, client: Client, tmp_path: Path
 ) -> None:
