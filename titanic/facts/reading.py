@@ -41,8 +41,11 @@ MAX_FAILURES = 500
 SILENT = 3 * FLUSH_EVERY
 """µs after which a process that counts must have written."""
 
-DAY = 86_400
-"""Seconds before a span whose times are the usual ones."""
+HOUR, DAY = 3600, 86_400
+"""Seconds. The times of the day before a span are the usual ones."""
+
+LATE_HOURS = 2
+"""Hours in which processes may still count, and the one that goes on; in those before nothing changes."""
 
 _SECOND = 1_000_000
 
@@ -61,6 +64,7 @@ class FactsCache:
     def __init__(self) -> None:
         self._known: dict[tuple[float, tuple[bytes, ...], bool], tuple[float, bytes]] = {}
         """With the monotonic time until which it serves."""
+        self._finished = FinishedHours()
 
     def get(
         self,
@@ -75,7 +79,7 @@ class FactsCache:
         began, key = time.monotonic(), (seconds, tuple(of), failures)
         known = self._known.pop(key, None)
         if known is None or began >= known[0]:
-            document = facts_of(transaction, facts.unwritten(), now_us, seconds, of, failures)
+            document = facts_of(transaction, facts.unwritten(), now_us, seconds, of, failures, self._finished)
             text = msgspec.json.encode(document)
             known = began + min(self.MAX_TTL, (time.monotonic() - began) / self.LOAD_SHARE), text
         self._known[key] = known
@@ -91,10 +95,11 @@ def facts_of(
     seconds: float,
     of: Collection[bytes] = (),
     failures: bool = False,
+    finished: FinishedHours | None = None,
 ) -> FactsInfo:
     """What was counted in the last `seconds`: by minute if these are kept for so long, else by hour. `of`: services of
-    which each minute or hour is wanted. `failures`: the groups of failures, too, of
-    these services if any are given."""
+    which each minute or hour is wanted. `failures`: the groups of failures, too, of these services if any are given.
+    `finished`: what an earlier answer has summed up."""
     kind = MINUTES if seconds <= KEPT[MINUTES] else HOURS
     step = LENGTHS[kind]
     now = now_us // _SECOND
@@ -115,7 +120,7 @@ def facts_of(
                 if tallies[at] is _NOTHING:
                     tallies[at] = [0] * SIZE
                 counts.add_stored(tallies[at], row)
-    usual = _usual(transaction, unwritten, first, last, sums) if kind == MINUTES else {}
+    usual = _usual(transaction, unwritten, last, sums, finished or FinishedHours()) if kind == MINUTES else {}
     sums = counts.fold(sums)
     total = [sum(column) for column in zip(*every, strict=True)]
     document: FactsInfo = {
@@ -160,22 +165,46 @@ def _periods(
             yield period.start, [counts.stored(service, tally) for service, tally in tallies.items()]
 
 
+class FinishedHours:
+    """What services did in the hours of a day in which nothing changes any more: they are summed up once an hour. Used
+    in one thread."""
+
+    def __init__(self) -> None:
+        self._until = 0
+        self._sums: Tallies = {}
+
+    def sums(self, transaction: ReadTransaction, unwritten: Unwritten, until: int) -> Tallies:
+        """The sums of the day that ends at `until`, the start of an hour."""
+        if until != self._until:
+            self._until, self._sums = until, {}
+            for _, rows in _periods(transaction, unwritten, HOURS, until - DAY, until - HOUR):
+                for row in rows:
+                    counts.add_stored(self._sums.setdefault(row[0], [0] * SIZE), row)
+            self._sums = counts.fold(self._sums)
+        return self._sums
+
+
 def _usual(
-    transaction: ReadTransaction, unwritten: Unwritten, first: int, last: int, span: Tallies
+    transaction: ReadTransaction, unwritten: Unwritten, last: int, span: Tallies, finished: FinishedHours
 ) -> dict[bytes, UsualTimes]:
     """The times of the services of a span in the day before it. They are counted by hour, without what the span counts:
     a service that became slow in it does not make that usual."""
-    day: Tallies = {}
-    for _, rows in _periods(transaction, unwritten, HOURS, first - DAY, last):
+    recent = last // HOUR * HOUR - (LATE_HOURS - 1) * HOUR
+    before = finished.sums(transaction, unwritten, recent)
+    day = {service: before[service][:] for service in span if service in before}
+    for _, rows in _periods(transaction, unwritten, HOURS, recent, last):
         for row in rows:
             if row[0] in span:
                 counts.add_stored(day.setdefault(row[0], [0] * SIZE), row)
     found = dict[bytes, UsualTimes]()
     for service, tally in day.items():
-        before = [max(0, count - later) for count, later in zip(tally, span[service], strict=True)]
-        if attempts := sum(before[RUN:]):
-            wait, run = _percentiles(before[WAIT:RUN]), _percentiles(before[RUN:])
-            found[service] = {"attempts": attempts, "wait": wait, "run": run}
+        rest = [max(0, count - later) for count, later in zip(tally, span[service], strict=True)]
+        if attempts := sum(rest[RUN:]):
+            found[service] = {
+                "attempts": attempts,
+                "wait": _percentiles(rest[WAIT:RUN]),
+                "run": _percentiles(rest[RUN:]),
+            }
     return found
 
 

@@ -288,6 +288,28 @@ class TestBounds:
         assert sum(len(text) for _, text in cache._known.values()) <= cache.MAX_BYTES
 
 
+def test_usual_times_are_of_the_day_before_though_finished_hours_are_summed_up_once() -> None:
+    store, cache = MemoryStore(), FactsCache()
+    facts = FactsRecorder(store)
+    begin = store.now_us() // HOUR_US * HOUR_US + HOUR_US // 2
+
+    def usual(now: int) -> dict[str, int]:
+        cache._known.clear()
+        with store.read() as transaction:
+            found = json.loads(cache.get(transaction, facts, now, HOUR, (), False))
+            alone = facts_of(transaction, facts.unwritten(), now, HOUR)
+        assert found["services"] == alone["services"]
+        return {name: one["usual"]["attempts"] for name, one in found["services"].items() if "usual" in one}
+
+    for hour in range(30):
+        at = begin + hour * HOUR_US
+        facts.attempts([AttemptEnd(UUID, b"echo", SUCCEEDED, 0.0, 1.0, "")], at)
+        facts._since = at
+        flush(facts, store, at)
+        for later in (HOUR_US // 8, HOUR_US // 4):
+            assert usual(at + later) == ({"echo": min(hour, 25)} if hour else {})
+
+
 def test_what_a_killed_node_has_not_written_is_marked_while_no_other_starts() -> None:
     store = MemoryStore()
     killed, lives = FactsRecorder(store), FactsRecorder(store)
