@@ -250,11 +250,16 @@ class Doctor:
         for name, one in stats["by_service"].items():
             workers = (one["workers"] or 0) + stats.get("workers_elsewhere", {}).get(name, 0)
             age = now - one["oldest"] / 1e6 if one["oldest"] and not one["paused"] else 0.0
-            if is_slow(age, workers, one["running"], hour["services"].get(name)):
+            if is_slow(age, workers, one["running"], one["limits"].get("running"), hour["services"].get(name)):
                 slow[name] = one["waiting"]
         if slow:
-            text = f"slower than usual, with all workers busy: {_named([*slow], slow)}"
-            self._add("speed", text, "titanic services shows run times: limit what is slow, or add workers", ok=False)
+            text = f"slower than usual, with all workers busy or the limit reached: {_named([*slow], slow)}"
+            self._add(
+                "speed",
+                text,
+                "titanic services shows run times: limit what is slow, add workers, or raise its limit",
+                ok=False,
+            )
         times = run_times(client.facts(LATELY), recent, hour)
         if slower := [f"{name} ({one.text})" for name, one in times.items() if one.is_slower]:
             text = ", ".join(slower[:MAX_NAMED])

@@ -148,7 +148,7 @@ def _watch(every: float, as_json: bool, where: dict[str, Any]) -> None:
 def _show(document: dict[str, Any], before: tuple[float, dict[str, Any]] | None = None, now: float = 0.0) -> None:
     store, running, done = document["store"], document.get("running", 0), document.get("since_start")
     if document.get("disk_full", False):
-        full = "; its disk is full"
+        full = "; its disk is full, or it was deleted"
     else:
         full = "" if document.get("accepting", True) else "; it is full"
     durability = document.get("durability", "synced")

@@ -36,13 +36,13 @@ def is_failing(figures: ServiceFacts) -> bool:
     return (failed > 5 and failed > 0.05 * done) or (attempts > 5 and attempts > done)
 
 
-def is_slow(oldest: float, workers: int, running: int, hour: ServiceFacts | None) -> bool:
-    """Whether its oldest request has waited long, by its `hour`, while all its workers were busy. `oldest`: seconds
-    since that was submitted."""
+def is_slow(oldest: float, workers: int, running: int, limit: float | None, hour: ServiceFacts | None) -> bool:
+    """Whether its oldest request has waited long, by its `hour`, while all its workers were busy, or as many as its
+    limit of running requests allows. `oldest`: seconds since that was submitted."""
     before = hour and usual_times(hour)
-    usual = before["wait"] if before else hour and hour["wait"]
-    most = ALWAYS_SLOW if usual is None else min(ALWAYS_SLOW, SLOW_FACTOR * usual["p50"])
-    return 0 < workers <= running and oldest > max(SLOW_WAIT, most)
+    usual = (before and before["wait"]) or (hour and hour["wait"])
+    most = min(ALWAYS_SLOW, SLOW_FACTOR * usual["p50"]) if usual else ALWAYS_SLOW
+    return 0 < min(workers, limit or workers) <= running and oldest > max(SLOW_WAIT, most)
 
 
 class RunTimes(NamedTuple):

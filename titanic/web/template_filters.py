@@ -180,7 +180,9 @@ def chart(title: str, lines: Sequence[Line], text_of: Format) -> Markup:
         y = _y(top * share, top)
         parts.append(Markup('<path class="grid-line" d="M{} {:.1f}H{}"/>').format(LEFT, y, WIDTH - RIGHT))
         if share:  # the zero line needs no label
-            parts.append(Markup('<text x="{}" y="{:.1f}">{}</text>').format(LEFT, y - 5, text_of(top * share)))
+            parts.append(
+                Markup('<text x="{}" y="{:.1f}">{}</text>').format(LEFT, y - 5, text_of(top * share).removesuffix(".0"))
+            )
     for half, anchor in enumerate(("start", "middle", "end")):
         x = LEFT + (WIDTH - LEFT - RIGHT) * half / 2
         text = f"{60 - 30 * half} min ago" if half < 2 else "now"

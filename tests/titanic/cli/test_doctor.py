@@ -96,8 +96,11 @@ def test_services_that_fail_or_are_slow(checked: Any, monkeypatch: pytest.Monkey
     assert code == 1
     assert found["failures"]["text"] == "lately: mail (7 failed, 0 done)"
     assert found["poison"]["text"] == f"workers died of {uuids[-1]} of mail"
-    assert found["speed"]["text"] == "slower than usual, with all workers busy: mail (1 waiting)"
-    assert found["speed"]["next"] == "titanic services shows run times: limit what is slow, or add workers"
+    assert found["speed"]["text"] == "slower than usual, with all workers busy or the limit reached: mail (1 waiting)"
+    assert (
+        found["speed"]["next"]
+        == "titanic services shows run times: limit what is slow, add workers, or raise its limit"
+    )
 
 
 def test_mistakes_in_settings(checked: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

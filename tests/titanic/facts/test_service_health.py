@@ -38,16 +38,20 @@ def test_a_service_whose_requests_wait_longer_than_usual_is_slow(
     oldest: float, workers: int, running: int, usual: float | None, slow: bool
 ) -> None:
     hour: Any = {"wait": None if usual is None else {"p50": usual, "p90": usual, "p99": usual}}
-    assert is_slow(oldest, workers, running, hour) is slow
-    assert is_slow(oldest, workers, running, None) is (oldest > 3600)
+    assert is_slow(oldest, workers, running, None, hour) is slow
+    assert is_slow(oldest, 9, running, running or None, hour) is (slow or (workers > running > 0 and oldest > 60))
+    assert is_slow(oldest, workers, running, None, None) is (oldest > 3600)
 
 
 def test_what_waits_now_is_not_usual() -> None:
     times: Any = [{"p50": p50, "p90": p50, "p99": p50} for p50 in (0.1, 300.0)]
     hour: Any = {"wait": times[1], "usual": {"attempts": 100, "wait": times[0], "run": None}}
-    assert is_slow(600.0, 4, 4, hour)
+    assert is_slow(600.0, 4, 4, None, hour)
     few: Any = hour | {"usual": hour["usual"] | {"attempts": 99}}
-    assert not is_slow(600.0, 4, 4, few)
+    assert not is_slow(600.0, 4, 4, None, few)
+    never: Any = hour | {"usual": hour["usual"] | {"wait": None}}
+    assert not is_slow(600.0, 4, 4, None, never)
+    assert is_slow(3001.0, 4, 4, None, never)
 
 
 def figures(runs: int, p50: float | None, before: int = 0, usual: float = 0.2, p90: float | None = None) -> Any:

@@ -177,7 +177,10 @@ def assess(
     stats, store = sample.stats, sample.stats["store"]
     critical, warnings = list[Markup](), list[Markup]()
     if stats["disk_full"]:
-        critical.append("The store's disk is full, so new requests are rejected. Free space on it." + FILLED)
+        text = (
+            "The store's disk is full, or the store was deleted; new requests are rejected. Free space, or restore it."
+        )
+        critical.append(text + FILLED)
     elif not stats["accepting"] or stats.get("refuses_for_room"):
         text = "The store is full, so new requests are rejected. Delete ended requests or raise --capacity."
         critical.append(text + FILLED)
@@ -198,9 +201,8 @@ def assess(
         ],
         "No workers: {}. Start one, or find out why they left.": [_waits(one) for one in waiting if one.lacks_workers],
         "Paused with requests waiting: {}.": [*map(_waits, paused)],
-        "Slower than usual, with all workers busy: {}. See how long they run; limit what is slow, or add workers.": [
-            *map(_waits, slow)
-        ],
+        "Slower than usual, with all workers busy or the limit reached: {}. See how long they run; limit what is slow,"
+        " add workers, or raise the limit.": [*map(_waits, slow)],
         "Running longer than usual: {}. See what they wait for.": [("", name, times) for name, times in slower.items()],
         "Poison (it killed its workers): {}. Delete it, or fix the code that handles it.": [
             (f"/requests/{row['uuid']}", row["service"], row["uuid"][-8:]) for row in poison
@@ -227,7 +229,7 @@ def _waits(service: ServiceRow) -> tuple[str, str, str]:
 
 def _is_slow(service: ServiceRow, hour: ServiceFacts | None) -> bool:
     age = time.time() - service.oldest / 1e6 if service.oldest else 0.0
-    return is_slow(age, service.workers or 0, service.running, hour)
+    return is_slow(age, service.workers or 0, service.running, service.limits.get("running"), hour)
 
 
 # -- the store ----------------------------------------------------------------------------------------------------

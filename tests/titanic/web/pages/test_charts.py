@@ -15,6 +15,7 @@ def test_a_chart_has_a_text_alternative() -> None:
     assert image.get("aria-label") == '"a" <b>, last 60 minutes. done: 2.0, maximum 2.5; failed: unknown'
     assert ["".join(item.itertext()) for item in legend] == ["done: 2.0", "failed: unknown"]
     assert "style" not in svg
+    assert [text.text for text in image.iter("text")][:2] == ["2.5", "5"]
 
 
 def test_without_values_there_is_no_chart() -> None:

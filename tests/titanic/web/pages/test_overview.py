@@ -141,16 +141,17 @@ def test_problems_lead_to_their_services() -> None:
         ServiceRow("pdf", waiting=1, paused=True),
         ServiceRow("mail", waiting=2, workers=0),
         ServiceRow("quick", waiting=5, running=3, workers=4, oldest=old),
+        ServiceRow("kept", waiting=3, running=3, workers=4, oldest=old, limits={"running": 3}),
     ]
     usual: Any = {"wait": {"p50": 0.01, "p90": 0.1, "p99": 1.0}}
     nodes: Any = [{"name": "node-a", "lease": 9.0}, {"name": "node-b", "lease": None, "claims": 2}]
-    level, problems, *_ = assess(sampled(), services, {}, dict.fromkeys(("a&b", "quick"), usual), (), nodes)
+    level, problems, *_ = assess(sampled(), services, {}, dict.fromkeys(("a&b", "quick", "kept"), usual), (), nodes)
     assert level == "warning"
     assert [re.sub("<[^>]*>", "", one).partition(".")[0] for one in problems] == [
         "Nodes that ended with requests: node-b (2 claimed)",
         "No workers: mail (2 waiting)",
         "Paused with requests waiting: pdf (1 waiting)",
-        "Slower than usual, with all workers busy: a&amp;b (5 waiting)",
+        "Slower than usual, with all workers busy or the limit reached: a&amp;b (5 waiting), kept (3 waiting)",
     ]
     for problem, name in zip(problems[1:], ("mail", "pdf", "a%26b"), strict=True):
         assert f'href="/services/{name}"' in problem

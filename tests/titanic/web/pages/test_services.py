@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -223,7 +224,8 @@ def test_a_service_that_gets_ends_of_others_has_none_of_its_own(http: httpx.Clie
 def test_on_end_of_a_service_with_web_hooks(http: httpx.Client, client: Client) -> None:
     assert http.put("/v1/hooks", json={"service": "mail", "url": "http://127.0.0.1:1/secret"}).status_code == 201
     page = page_of(http, "/services/mail")
-    assert page.rows[-1] == ["127.0.0.1:1", "done, failed, expired", "0", "–"]
+    assert re.fullmatch(r"127\.0\.0\.1:1 \S+", page.rows[-1][0])  # hooks of one host can be told apart
+    assert page.rows[-1][1:] == ["done, failed, expired", "0", "–"]
     assert page_of(http, "/hooks").rows == [["mail", *page.rows[-1]]]
     assert "/hooks" in page.links.values()
     uuid = client.submit("mail", b"x", ttl=0.001)
