@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime
 from typing import Any, cast
 
@@ -52,6 +52,9 @@ from titanic.store import (
     WriteTransaction,
     retried_at,
 )
+
+Document = dict[str, Any]
+"""The answer."""
 
 DEAD = (State.FAILED, State.EXPIRED)
 
@@ -98,44 +101,10 @@ class AdminWrite(Write):
         for ask in self._asks:
             try:
                 options = read_admin(b"".join(ask.body[:1]))
-                if ask.user is not None:
-                    _check(ask.user, options)
-                if isinstance(options, ArchiveAction):
-                    document = _archive(transaction, options)
-                    if options.register is not None:
-                        self._note(ask, "archive", text=f"register={options.register}")
-                elif isinstance(options, DrainAction):
-                    document = self._drain(transaction, options)
-                    self._note(ask, "drain", text=", ".join(node["name"] for node in document["nodes"]))
-                elif isinstance(options, SetAction):
-                    act, configured = (now_us, self._context.origin(ask).user), self._context.settings.configured
-                    self._settings, document = set_service.apply(transaction, options, act, configured)
-                    if document["done"]:
-                        self._note(ask, *set_service.act_of(options), service=options.service.encode())
-                elif isinstance(options, SessionsAction):
-                    self._note(ask, "sessions", text=options.user)
-                    document = {"done": 1}
-                elif isinstance(options, RefusedAction):
-                    minute = now_us // MINUTE_US
-                    rows = {
-                        (min(row.minute, minute), row.address): RefusalCount(row.count, row.user, row.action)
-                        for row in options.rows
-                    }
-                    self._context.audit.put_refusals(transaction, rows)
-                    document = {"done": len(rows)}
-                elif isinstance(options, SchedulesAction):
-                    done = registered_schedules.register(transaction, options.rows, options.process, ask.user, now_us)
-                    document = {"done": done}
-                elif isinstance(options, RedriveAction):
-                    redrive_jobs.lock(transaction, self._context.host)
-                    origin, self._jobs = self._context.origin(ask), True
-                    job, acts = redrive_jobs.apply(transaction, options, now_us, ask.user, origin)
-                    document = {**job}
-                    self._acts += acts
-                elif isinstance(options, ChangeAction):
-                    document = self._change(transaction, options, now_us, ask)
-                else:
-                    document = self._obey(transaction, options, now_us, ask)
+                action, perform = _ACTIONS[type(options)]
+                if ask.user is not None and (fault := lacks(ask.user, action)) is not None:
+                    raise Forbidden(fault)  # whatever requests it is about
+                document = perform(self, transaction, options, now_us, ask)
                 self._answers.append((ask, [tsp.OK, json.dumps(document).encode()]))
             except (ValueError, InvalidArchive, InvalidRequest) as error:
                 self._answers.append((ask, tsp.bad_request(str(error))))
@@ -169,9 +138,66 @@ class AdminWrite(Write):
         parts[0]._held = self._held
         return parts
 
+    def _archive(self, transaction: WriteTransaction, options: ArchiveAction, now_us: int, ask: Ask) -> Document:
+        identity = transaction.identity()
+        if options.store is not None and bytes.fromhex(options.store) != identity:
+            fact = f"its id is {identity.hex() if identity else 'none yet'}, not {options.store}"
+            raise InvalidArchive("this server has another store", fact, "ask the server that has the store")
+        archivist = None if options.archive is None else Archivist(bytes.fromhex(options.archive), options.name)
+        if options.register is not None or options.upto is not None:
+            uuid = bytes.fromhex(options.uuid or "")
+            transaction.update_archive(archivist, register=options.register, upto=options.upto, uuid=uuid)
+        if options.register is not None:
+            self._note(ask, "archive", text=f"register={options.register}")
+        document = transaction.archive()._asdict()
+        known = document.pop("archivist")
+        return {
+            **document,
+            "store": identity and identity.hex(),
+            "archive": known and known.id.hex(),
+            "name": known and known.name,
+        }
+
+    def _drain(self, transaction: WriteTransaction, options: DrainAction, now_us: int, ask: Ask) -> Document:
+        if not self._context.host.shares:
+            raise ValueError("this server does not share its store, so there are no nodes to drain; stop it")
+        document = nodes.drain(transaction, options.node, self._context.host.incarnation())
+        self._note(ask, "drain", text=", ".join(node["name"] for node in document["nodes"]))
+        return document
+
+    def _set(self, transaction: WriteTransaction, options: SetAction, now_us: int, ask: Ask) -> Document:
+        act, configured = (now_us, self._context.origin(ask).user), self._context.settings.configured
+        self._settings, document = set_service.apply(transaction, options, act, configured)
+        if document["done"]:
+            self._note(ask, *set_service.act_of(options), service=options.service.encode())
+        return document
+
+    def _end_sessions(self, transaction: WriteTransaction, options: SessionsAction, now_us: int, ask: Ask) -> Document:
+        self._note(ask, "sessions", text=options.user)
+        return {"done": 1}
+
+    def _count_refusals(self, transaction: WriteTransaction, options: RefusedAction, now_us: int, ask: Ask) -> Document:
+        minute = now_us // MINUTE_US
+        rows = {
+            (min(row.minute, minute), row.address): RefusalCount(row.count, row.user, row.action)
+            for row in options.rows
+        }
+        self._context.audit.put_refusals(transaction, rows)
+        return {"done": len(rows)}
+
+    def _register(self, transaction: WriteTransaction, options: SchedulesAction, now_us: int, ask: Ask) -> Document:
+        return {"done": registered_schedules.register(transaction, options.rows, options.process, ask.user, now_us)}
+
+    def _redrive(self, transaction: WriteTransaction, options: RedriveAction, now_us: int, ask: Ask) -> Document:
+        redrive_jobs.lock(transaction, self._context.host)
+        origin, self._jobs = self._context.origin(ask), True
+        job, acts = redrive_jobs.apply(transaction, options, now_us, ask.user, origin)
+        self._acts += acts
+        return {**job}
+
     def _obey(
         self, transaction: WriteTransaction, options: RetryAction | PurgeAction, now_us: int, ask: Ask
-    ) -> dict[str, Any]:
+    ) -> Document:
         user = ask.user
         following: bytes | None = None
         uuids: Collection[bytes]
@@ -207,11 +233,6 @@ class AdminWrite(Write):
                 name = "retry" if isinstance(options, RetryAction) else "purge"
                 self._acts.append(tally.act(self._context.origin(ask), name, "body" if body else ""))
         return {"done": done, "next": following.hex() if following else None}
-
-    def _drain(self, transaction: WriteTransaction, options: DrainAction) -> dict[str, Any]:
-        if not self._context.host.shares:
-            raise ValueError("this server does not share its store, so there are no nodes to drain; stop it")
-        return nodes.drain(transaction, options.node, self._context.host.incarnation())
 
     def _running(self, transaction: WriteTransaction, uuids: Collection[bytes]) -> Collection[bytes]:
         if self._shared:
@@ -264,7 +285,7 @@ class AdminWrite(Write):
             tally.add(row.service, uuid)
         return True
 
-    def _change(self, transaction: WriteTransaction, options: ChangeAction, now_us: int, ask: Ask) -> dict[str, Any]:
+    def _change(self, transaction: WriteTransaction, options: ChangeAction, now_us: int, ask: Ask) -> Document:
         user = ask.user
         uuid = bytes.fromhex(options.uuid)
         timed = options.at is not UNSET or options.delay is not UNSET
@@ -375,25 +396,19 @@ class AdminWrite(Write):
         )
 
 
-def _check(user: User, options: Admin) -> None:
-    """Raise Forbidden for what the user may do with no request."""
-    fault = lacks(user, _ACTIONS[type(options)])
-    if fault is not None:
-        raise Forbidden(fault)
-
-
-_ACTIONS = {
-    RetryAction: "read",
-    PurgeAction: "close",
-    RedriveAction: "read",
-    ChangeAction: "close",
-    ArchiveAction: "archive",
-    DrainAction: "drain",
-    SetAction: "set",
-    SessionsAction: "sessions",
-    RefusedAction: "gateway",
-    SchedulesAction: "read",
+_ACTIONS: dict[type[Admin], tuple[str, Callable[[AdminWrite, WriteTransaction, Any, int, Ask], Document]]] = {
+    RetryAction: ("read", AdminWrite._obey),
+    PurgeAction: ("close", AdminWrite._obey),
+    RedriveAction: ("read", AdminWrite._redrive),
+    ChangeAction: ("close", AdminWrite._change),
+    ArchiveAction: ("archive", AdminWrite._archive),
+    DrainAction: ("drain", AdminWrite._drain),
+    SetAction: ("set", AdminWrite._set),
+    SessionsAction: ("sessions", AdminWrite._end_sessions),
+    RefusedAction: ("gateway", AdminWrite._count_refusals),
+    SchedulesAction: ("read", AdminWrite._register),
 }
+"""What a message asks for: the action that its user must be permitted, and what performs it."""
 
 
 def _is_applied(transaction: WriteTransaction, row: Description, options: ChangeAction, body: Frames | None) -> bool:
@@ -414,22 +429,3 @@ def _new_body(options: RetryAction | ChangeAction, ask: Ask) -> Frames | None:
     if len(body) < options.body:
         raise ValueError(f"body says {options.body} frames; the message has {len(body)}")
     return body
-
-
-def _archive(transaction: WriteTransaction, options: ArchiveAction) -> dict[str, Any]:
-    identity = transaction.identity()
-    if options.store is not None and bytes.fromhex(options.store) != identity:
-        fact = f"its id is {identity.hex() if identity else 'none yet'}, not {options.store}"
-        raise InvalidArchive("this server has another store", fact, "ask the server that has the store")
-    archivist = None if options.archive is None else Archivist(bytes.fromhex(options.archive), options.name)
-    if options.register is not None or options.upto is not None:
-        uuid = bytes.fromhex(options.uuid or "")
-        transaction.update_archive(archivist, register=options.register, upto=options.upto, uuid=uuid)
-    document = transaction.archive()._asdict()
-    known = document.pop("archivist")
-    return {
-        **document,
-        "store": identity and identity.hex(),
-        "archive": known and known.id.hex(),
-        "name": known and known.name,
-    }
