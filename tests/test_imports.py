@@ -22,8 +22,8 @@ PUBLIC = {"broker": broker, "broker.aio": aio, "broker.patterns": patterns}
 ROOT = Path(__file__).parent.parent
 SHELLS = {"broker/server.py", "broker/client.py", "broker/worker_base.py", "broker/aio/exchange.py"}
 """Beside `broker/io`: what runs a core on its sockets."""
-CORE_NAMES = {"core.py", "wire.py"}
-"""The files of a pattern that decide, and know no sockets; the others of its folder are shells."""
+PATTERN_CORE = "core.py"
+"""The file of a pattern that decides, and knows no sockets; the others of its folder are shells."""
 
 
 PIPELINE = ("data/titanic_data", "data/pyspark_titanic")
@@ -39,7 +39,7 @@ CORES = [
     for source in sources("broker")
     if source.startswith("broker/core/")
     or source in {f"broker/access/{name}.py" for name in ("authorization", "users")}
-    or (source.startswith("broker/patterns/") and source.rpartition("/")[2] in CORE_NAMES)
+    or (source.startswith("broker/patterns/") and source.rpartition("/")[2] == PATTERN_CORE)
 ]
 
 

@@ -19,7 +19,7 @@ from titanic.util.units import MAX_SECONDS
 
 JITTER = 0.1
 """Each delay before a retry, also the longest, is longer or shorter by up to this share of it: requests that failed
-together are not retried together."""
+together are not retried together. A delay that a handler asks for is kept as it is."""
 
 MAX_LANES = 150
 """ZeroMQ allows 1023 sockets in a process."""

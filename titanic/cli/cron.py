@@ -61,8 +61,8 @@ def cron(words: Words, once: bool, as_json: bool, log_level: str, log_format: st
       tz = "Europe/Berlin"       # time zone of `cron`; default: UTC
       [nightly]                  # its NAME
       service = "backup"
-      cron = "30 2 * * *"        # minute, hour, day, month, weekday; a
-                                 # sixth field in front is for seconds
+      cron = "30 2 * * *"        # minute, hour, day, month, weekday; of
+                                 # six fields, the first is for seconds
                                  # or every = "5m", counted from 1970 in UTC
       missed = "once"            # if ticks were missed while no scheduler
                                  # ran, submit the last one; "all": up to

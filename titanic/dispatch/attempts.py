@@ -186,27 +186,28 @@ REFUSED_MOST = 10
 
 
 def back_off(attempt: int, first: float, most: float) -> float:
-    """Seconds from the failure of this attempt until the next one, without the jitter. They double with each.
+    """Seconds from the failure of this attempt until the next one, before jitter: `first`, doubled with each further
+    attempt, at most `most`.
     (`broker.core.timers.Backoff` is for attempts to reach something: reconnecting, asking again.)"""
     return float(min(most, first * 2.0 ** min(attempt - 1, 60)))
 
 
-def _back_offs(flight: Flight, config: ServerConfig) -> tuple[float, float]:
-    """The first and the longest."""
+def _retry_bounds(flight: Flight, config: ServerConfig) -> tuple[float, float]:
+    """The first and the longest delay before a retry of this request."""
     policy = flight.policy
     return _with_defaults(policy.retry_first, policy.retry_most, config.retry_first, config.retry_most)
 
 
 def _with_defaults(own_first: float, own_most: float, first: float, most: float) -> tuple[float, float]:
-    """Those of a request, where it has some, and of the server."""
+    """The first and the longest delay: a request's own, where it has them (0: none), else the server's."""
     own_first = own_first or first
     return own_first, own_most or max(own_first, most)
 
 
-def _growing(waited: float, flight: Flight, config: ServerConfig) -> float:
-    """Seconds until a worker is asked again that may be ready: they double, as a request waits as long as it has
-    waited."""
-    first, most = _back_offs(flight, config)
+def _unready_delay(waited: float, flight: Flight, config: ServerConfig) -> float:
+    """Seconds, before jitter, until a request is sent again for which no worker was ready: as long as it has waited for
+    one so far, so that they double."""
+    first, most = _retry_bounds(flight, config)
     return min(most, max(first, waited, LEAST_PAUSE))
 
 
@@ -243,9 +244,10 @@ def after_failure(
         return Finish(uuid, Status.FAILED, detail, flight.attempts, reason, flight.started), sum(map(len, detail))
     delay = hint.pause
     if delay is None:
-        pause = (
-            _growing(waited, flight, config) if hint.unready else back_off(flight.attempts, *_back_offs(flight, config))
-        )
+        if hint.unready:
+            pause = _unready_delay(waited, flight, config)
+        else:
+            pause = back_off(flight.attempts, *_retry_bounds(flight, config))
         delay = pause * dice.uniform(1 - JITTER, 1 + JITTER)
     text = shortened(reason, detail)
     asked = not (hint.counts or hint.unready)

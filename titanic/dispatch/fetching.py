@@ -1,7 +1,8 @@
 """What is to be sent, from the store to the core.
 
 LocalFetch       the store is in this machine: it is read in the loop, while the core waits
-ClaimingNode     the store is elsewhere (`remote`), and nodes share it: what is claimed is sent, or given back (node.py)
+ClaimingNode     the store is elsewhere (`remote`), and nodes share it: what is claimed is sent, or given back
+                 (titanic/cluster/node.py)
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@ must agree on them, also around changes of daylight saving time (tested).
 
 cronsim follows Debian's cron. With a wildcard in the minutes or hours, ticks follow elapsed time: a repeated hour has
 its ticks twice, a skipped one has none. A fixed time comes once a day: when its hour is skipped it comes at the end of
-the gap, when its hour is repeated it comes the first time.
+the gap, when its hour is repeated it comes the first time. A sixth field, in front, is for seconds; whether a time is
+fixed does not depend on it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Ticks(Protocol):
 
     @property
     def shortest(self) -> int:
-        """Seconds that are between two of them at least."""
+        """Seconds that are between two of them at least: of a cron expression 60, or 1 if it has seconds."""
 
     def after(self, time: float) -> int:
         """The first tick above a time."""
@@ -156,9 +157,10 @@ class Schedule:
         Schedule("nightly", "backup", cron="30 2 * * *", tz="Europe/Berlin", missed="once")
         Schedule("poll", "fetch", b"news", every=300, options={"ttl": 300})
 
-    Its name is all that schedulers know it by: two with one name and the same times are one schedule. `tz` is for
-    `cron`; intervals are counted from 1970 in UTC, so 3600 is each full hour. `options` are those of `Client.submit`,
-    but for keys: each tick has its own. Raises InvalidSchedule.
+    Its name is all that schedulers know it by: two with one name and the same times are one schedule. `cron` has five
+    fields, or six, of which the first is for seconds. `tz` is for `cron`; intervals are counted from 1970 in UTC, so
+    3600 is each full hour. `options` are those of `Client.submit`, but for keys: each tick has its own. Raises
+    InvalidSchedule.
     """
 
     name: str

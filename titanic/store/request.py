@@ -90,7 +90,8 @@ version would take off the former number.
 
 
 class NewRequest(NamedTuple):
-    """A request to be accepted. Its first fields are those of `RequestFields`, but what the store adds.
+    """A request to be accepted: the fields of `RequestFields`, but `uuid` and `submitted_at`, which the store adds; its
+    body; and what decides whether it is accepted.
 
     Of requests with the same `key` and the same `owner`, one is accepted until `key_until`. With `together`, the key
     stands for that many requests from this one on, and the others have none: all of them are accepted, or none.
@@ -228,8 +229,9 @@ CLOSED_LAYOUTS = {CLOSED_FORMAT: ClosedLayout.of(*LASTING_TEXTS, "error")}
 """By format: records are never rewritten, so each format is read for ever.
 
 When `LastingFields` gets another text, CLOSED_FORMAT becomes the next number, and the present entry keeps what it has:
-`0x81: ClosedLayout.of("service", "key", "owner", "source", "error")`. The text is empty in records that lack it. Who
-reads many records at a time (ClosedBulk, the archive) gets all of them in the layout of CLOSED_FORMAT.
+`0x81: ClosedLayout.of("service", "key", "owner", "source", "error")`. The text is empty in records that lack it. It
+cannot get a number: `_FIXED` is the same in all formats. Programs that read many records at a time (ClosedBulk, the
+archive) get all of them in the layout of CLOSED_FORMAT.
 """
 
 CLOSED_LAYOUT, CLOSED_TEXTS, _CLOSED_HEADER = CLOSED_LAYOUTS[CLOSED_FORMAT]

@@ -1,7 +1,7 @@
 """taskiq on Titanic.
 
-TitanicBroker         for apps of taskiq; its results are the replies        titanic/taskiq/titanic_broker.py
-TitanicResultBackend  how taskiq asks for them                               titanic/taskiq/result_backend.py
+TitanicBroker         for apps of taskiq; its results are the replies
+TitanicResultBackend  how taskiq asks for them
 """
 
 from titanic.taskiq.broker import TitanicBroker as TitanicBroker

@@ -14,12 +14,21 @@ sum so that a whole, valid record under the wrong key is noticed too.
 Frames follow each other as a u32 length and the bytes: the *body* of a record. When the record with its body would
 not fit into a row (schema.INLINE), a reference to a *blob* replaces the body.
 
-Each kind counts its formats by itself. All of them have format 1 so far (FORMAT_1). Records from before the first
-release begin with a smaller byte.
+Each kind counts its formats by itself. All of them have format 1 so far: FORMAT_1, of closed requests CLOSED_FORMAT
+(store/request.py). Records from before the first release begin with a smaller byte.
 
 To change a record: give it the next format number, keep the decoder of the old one, and write only the new.
 Records are never rewritten, so both will be found in a store until the old requests are closed. Only a change
 of the keys, or of what a database means, takes a new store format (`schema.FORMAT`).
+
+Some readers take fields from a request's record without decoding it, at the places of the only format. With a second
+format each must ask for the format first: where the header is longer, the service's name moves, and they answer wrongly
+without an error.
+
+    request_record.py    changed, is_of, owner_in (of an unknown format: no owner), row_key_in
+    listing.py           _service_test
+    tools/batches.py     requests, _count_requests, replies; rows of other formats must go to check.py
+    tools/check.py       the priority in a `ready` row
 
 *Blobs.* LMDB would put a large value on pages of its own that follow each other. After requests have come and gone for
 some time, free pages are scattered, and there are no longer enough of them in one piece: the file would have to grow,

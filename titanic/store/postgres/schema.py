@@ -279,7 +279,7 @@ INSERT INTO titanic.meta (store_format, oldest, capacity) VALUES ({FORMAT}, {OLD
 class Upgrade(NamedTuple):
     """`text` makes the tables of a format those of the next one. `oldest`: nodes that know this format, or a later one,
     can go on with them. A column with a default does no harm to nodes that do not know it; one of `request` or `closed`
-    has its default in `DEFAULTS` (tables.py), too. What would do harm, gets another name: until its next renewal a node
+    has its default in `DEFAULTS` (rows.py), too. What would do harm, gets another name: until its next renewal a node
     goes on as it did, and its statements must fail."""
 
     text: str

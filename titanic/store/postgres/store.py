@@ -8,9 +8,9 @@ The write side of the engine as titanic/store/interface.py has it.
 
 A persistent queue in a database of PostgreSQL, which several nodes may share.
 
-The tables are in tables/schema.py. What makes the engine quick is that it says little: a batch of changes decides in
+The tables are in schema.py. What makes the engine quick is that it says little: a batch of changes decides in
 Python from what one statement has read (`prefetch`), gathers its changes, and puts all of them with one statement that
-takes arrays, in one message with COMMIT (transactions/writing.py).
+takes arrays, in one message with COMMIT (writing.py).
 
 A store can be opened read-only, also while nodes use it, and on a standby too: then nothing is made or changed.
 """

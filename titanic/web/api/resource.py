@@ -45,7 +45,8 @@ QUERY = "titanic.query"
 
 _PARAMETER = re.compile(r"\{(\w+)\}")
 _PATTERNS = {"uuid": b"[^/:]+"}
-"""The patterns of parameters; the default is anything without a slash."""
+"""The patterns of parameters; the default is anything without a slash. A service's name may contain colons, so a route
+that ends in `{service}` also matches `/v1/services/upper:take`: it must come after those that end in `{service}:…`."""
 
 
 class Endpoint(NamedTuple):
