@@ -66,8 +66,8 @@ class Conversation:
     """Whether to try the servers in random order."""
 
     def __init__(self, endpoint: str | Sequence[str], session: ClientSession, curve: Curve | None = None) -> None:
-        session.several = self.hasty and len(named(endpoint)) > 1
-        watched = self._watched = session.several or self.watchful
+        session.has_other_endpoints = self.hasty and len(named(endpoint)) > 1
+        watched = self._watched = session.has_other_endpoints or self.watchful
         self._dealer = Dealer(zmq.Context.instance(), endpoint, watch=watched, curve=curve, spread=self.spread)
         self._pause = Backoff(ROUND_FIRST, ROUND_MOST)
         self._round_at: float | None = None

@@ -108,8 +108,8 @@ class WorkerBase:
         self._logs: list[WorkerLog] = []
         endpoints = Servers(endpoint).names
         targets = [[name] for name in endpoints] if everywhere else [endpoints]
-        several = len(targets) * len(handlers) > 1
-        self._slots = JobSlots(self._loop, jobs) if several else None
+        shares_slots = len(targets) * len(handlers) > 1
+        self._slots = JobSlots(self._loop, jobs) if shares_slots else None
         keeps = not self._passes_on
         more = keeps or len(handlers) * jobs > 1 or self._has_children
         joins = self._joins and len(targets) == 1 and more and len(self._config.versions) > 1
@@ -325,7 +325,7 @@ class WorkerRegistration(WorkerChannel):
     ) -> None:
         """`slots`: shared with other registrations; None: it has its own."""
         super().__init__(session, worker._connection(self, endpoints, watch=worker._watch or len(endpoints) > 1))
-        session.several = len(endpoints) > 1
+        session.has_other_endpoints = len(endpoints) > 1
         self._deliveries: dict[int, Delivery] = {}
         """By the numbers of the jobs that are at work."""
         self._worker = worker

@@ -175,7 +175,7 @@ class Exchange(Conversation):
         """Schedule `_run` for when it has something to do."""
         now = time.monotonic()
         first = self._deadline(now)
-        if self._session.several and len(self._session):  # of a program that stands still nothing comes
+        if self._session.has_other_endpoints and len(self._session):  # of a program that stands still nothing comes
             first = earliest(first, now + client.LONGEST_POLL / 1000)
         probe = self._probe
         if self._dealer.changed() or probe is not self._watched_probe or (probe is not None and probe.changed()):

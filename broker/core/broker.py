@@ -247,7 +247,7 @@ class BrokerCore(ReturnCore):
     def send_on(self, most: int | None, now: float) -> None:
         """Dismiss idle workers that have other brokers: the first that have `most` slots together, and never the last
         worker of a service; None: all."""
-        for worker in [worker for worker in self.workers.values() if not worker.requests and worker.several]:
+        for worker in [worker for worker in self.workers.values() if not worker.requests and worker.may_go_elsewhere]:
             if most is None:
                 self._dismiss(worker, now)
             elif most > 0 and all(
@@ -416,7 +416,7 @@ class BrokerCore(ReturnCore):
     def _register(self, worker: WorkerPeer, rest: Frames, now: float) -> None:
         name, words = rest[0] if rest else b"", rest[1:]
         worker.extended = EXTENSION in words and worker.dialect.has(Command.CANCEL)
-        worker.several = worker.extended and ELSEWHERE in words
+        worker.may_go_elsewhere = worker.extended and ELSEWHERE in words
         process = next((word for word in words if word.startswith(PROCESS) and len(word) <= MAX_PROCESS), b"")
         capacity = read_capacity(name, words) if worker.extended else Capacity(0, {name: 0})
         keeper, held, ended = read_held(words)

@@ -220,7 +220,7 @@ class ClientSession(RequestSession[_SentRequest]):
         """How often a request was sent that had been sent before."""
         self.wants_given = False
         """Whether it is a queue's, and wants to know which workers keep its requests."""
-        self.several = False
+        self.has_other_endpoints = False
         """Whether there are other servers to go to when one sends us away."""
         self.sent_away = False
         """Whether the server did so on the present connection."""
@@ -265,7 +265,7 @@ class ClientSession(RequestSession[_SentRequest]):
                 pending.parts_reported = 0
                 pending.parts_seen.clear()
                 self._events.append(ReplyEvent(ticket, EventKind.RESTART, []))
-        elif reply.final and self.several and is_sent_away(pending.service, reply.body):
+        elif reply.final and self.has_other_endpoints and is_sent_away(pending.service, reply.body):
             pending.farewell = reply.body
             self.sent_away = True
         elif reply.final:

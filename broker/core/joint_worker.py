@@ -116,7 +116,11 @@ class JointSession(WorkerSession):
     @property
     def _keeps(self) -> bool:
         """Whether its requests wait for it when the connection is lost."""
-        return bool(self._keeper) and NAMES_HELD in self._knows and (not self.several or self._store != "")
+        return (
+            bool(self._keeper)
+            and NAMES_HELD in self._broker_knows
+            and (not self.has_other_endpoints or self._store != "")
+        )
 
     @property
     def returns(self) -> bool:
@@ -136,7 +140,7 @@ class JointSession(WorkerSession):
         """Whether the present broker knows LOST."""
         if self._is_away:
             return self._children
-        return self.joint and self._children and CHILDREN in self._knows and self.state in REGISTERED
+        return self.joint and self._children and CHILDREN in self._broker_knows and self.state in REGISTERED
 
     @property
     def _is_away(self) -> bool:
@@ -246,7 +250,7 @@ class JointSession(WorkerSession):
     def _keep_reply(self, job: int, body: Frames, now: float) -> None:
         """Keep a reply that is about to be sent."""
         size = self._sizes.get(job, 0) + sum(map(len, body)) + len(body)
-        if size > MOST_ENDED_BYTES or NAMES_ENDED not in self._knows:
+        if size > MOST_ENDED_BYTES or NAMES_ENDED not in self._broker_knows:
             return
         self._ended[self._hand[job][0]] = now, size, [*self._parts.get(job, ()), body]
         self._ended_bytes += size
@@ -290,7 +294,7 @@ class JointSession(WorkerSession):
     def _minds_silence(self) -> bool:
         # What is in hand is kept: to lose the connection costs nothing. A broker that knows HELD sends heartbeats.
         if self.state is SessionState.BUSY:
-            return self.joint and NAMES_HELD in self._knows
+            return self.joint and NAMES_HELD in self._broker_knows
         return self.state is SessionState.ASKING or (self.state is SessionState.IDLE and self.dialect.heartbeats)
 
     def tick(self, now: float) -> None:
@@ -331,9 +335,9 @@ class JointSession(WorkerSession):
         super()._connect(now)
 
     def _register(self, dialect: WorkerDialect, now: float) -> None:
-        self.joint = NAMES_SLOTS in self._knows and dialect.has(Command.SLOTS)
-        is_stranger = self.several and self._store != self._origin
-        if not (self.joint and NAMES_HELD in self._knows) or is_stranger:
+        self.joint = NAMES_SLOTS in self._broker_knows and dialect.has(Command.SLOTS)
+        is_stranger = self.has_other_endpoints and self._store != self._origin
+        if not (self.joint and NAMES_HELD in self._broker_knows) or is_stranger:
             for job in list(self._hand):
                 self._abandon(job)
         while self._ended and (is_stranger or next(iter(self._ended.values()))[0] < now - KEEP_ENDED):
@@ -373,11 +377,11 @@ class JointSession(WorkerSession):
             return []
         services = [(name, limit) for name, limit in self._capacity.limits.items() if limit or name != self.service]
         words = [SLOTS + b"%d" % self._offered, *(SERVICE + b"%d:%b" % (limit, name) for name, limit in services)]
-        if self._children and CHILDREN in self._knows:
-            words += [CHILDREN, KILLS] if KILLS in self._knows else [CHILDREN]
+        if self._children and CHILDREN in self._broker_knows:
+            words += [CHILDREN, KILLS] if KILLS in self._broker_knows else [CHILDREN]
         if self._keeps:
             words += [KEEPER + self._keeper, *(HELD + envelope[0] for envelope in self._hand.values())]
-            if NAMES_ENDED in self._knows:
+            if NAMES_ENDED in self._broker_knows:
                 words += [ENDED + client for client in self._ended]
         return words
 

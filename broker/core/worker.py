@@ -157,7 +157,7 @@ class WorkerSession(Core):
         self.heartbeat = self._new_heartbeat(now)
         self.inflow: Inflow | None = None
         """What the transport knows about the connection."""
-        self.several = False
+        self.has_other_endpoints = False
         """Whether there are other brokers."""
         self.held = False
         """Whether its runner makes it wait: while it is away, it does not connect."""
@@ -166,7 +166,7 @@ class WorkerSession(Core):
         self._detection = ProtocolDetection(versions)
         self._guessing = False
         """Whether READY was sent in a version that the broker has not confirmed."""
-        self._knows: frozenset[bytes] = frozenset()
+        self._broker_knows: frozenset[bytes] = frozenset()
         """The words of READY that the broker knows, by its answer on this connection."""
         self._guarded = False
         """Whether the broker has access control, by its answer on this connection."""
@@ -205,7 +205,7 @@ class WorkerSession(Core):
             return
         if self.state is SessionState.ASKING:
             if (kind := self._detection.learn(frames)) is not None:
-                self._guarded, self._knows, self._store = kind.access, kind.knows, kind.store
+                self._guarded, self._broker_knows, self._store = kind.access, kind.knows, kind.store
                 self._register(VERSIONS[kind.version], now)
             return
         parsed = self.dialect.parse(frames)
@@ -325,7 +325,7 @@ class WorkerSession(Core):
     def progress(self, job: int, said: bytes, now: float) -> None:
         """Report the progress of a job, if the broker knows PROGRESS. Of messages in quick succession only the last is
         sent."""
-        if EXTENSION in self._knows and self._envelope_of(job) is not None:
+        if EXTENSION in self._broker_knows and self._envelope_of(job) is not None:
             self._unreported[job] = said
             if now >= self._report_at:
                 self._report(now)
@@ -435,7 +435,7 @@ class WorkerSession(Core):
         self.connection += 1
         self._wake_at = None
         self._heard_any = self._guessing = self._guarded = self.refused = False
-        self._knows, self._store = frozenset(), ""
+        self._broker_knows, self._store = frozenset(), ""
         if not self._asks:
             self._register(self._dialects[0], now)
             return
@@ -450,13 +450,13 @@ class WorkerSession(Core):
         self.heartbeat = self._new_heartbeat(now)
         self._silent_at = now + self.heartbeat.patience
         if not dialect.has(Command.CANCEL):
-            self._knows = frozenset()
-        words = [EXTENSION] if EXTENSION in self._knows else []
-        if ELSEWHERE in self._knows and self.several:
+            self._broker_knows = frozenset()
+        words = [EXTENSION] if EXTENSION in self._broker_knows else []
+        if ELSEWHERE in self._broker_knows and self.has_other_endpoints:
             words.append(ELSEWHERE)
-        if NAMES_PROCESS in self._knows and self._process is not None:
+        if NAMES_PROCESS in self._broker_knows and self._process is not None:
             words.append(PROCESS + self._process)
-        if NAMES_VERSION in self._knows and self.config.deploy:
+        if NAMES_VERSION in self._broker_knows and self.config.deploy:
             words.append(VERSION + self.config.deploy.encode())
         self._send(Command.READY, (self.service, *words, *self._more_words()), now)
 
@@ -510,7 +510,7 @@ class WorkerSession(Core):
 
     def _cancel(self, rest: Frames, now: float) -> None:
         """Note a cancellation, if it is for the job in hand."""
-        if EXTENSION not in self._knows:
+        if EXTENSION not in self._broker_knows:
             self._reconnect(rest, now)
         elif self.state is SessionState.BUSY and rest == self._envelope:
             self._cancelled.append((self._job, b""))

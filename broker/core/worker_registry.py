@@ -82,7 +82,7 @@ class WorkerPeer:
     """What the transport knows about its connection."""
     extended: bool = False
     """Whether it knows EXTENSION: CANCEL and PROGRESS."""
-    several: bool = False
+    may_go_elsewhere: bool = False
     """Whether it can go to other brokers: it announced ELSEWHERE."""
     requests: dict[bytes, Request] = field(default_factory=dict)
     """Its present requests, by token."""

@@ -159,7 +159,7 @@ class WorkerChannel(SessionChannel[WorkerSession]):
             session.link(not self._dealer.waits, now)
         except OutOfSockets as error:
             self._starved(error, now)
-        if self._dealer.several and output and session.state is SessionState.AWAY:
+        if self._dealer.has_other_endpoints and output and session.state is SessionState.AWAY:
             self._go_on(output, now)
         for job in session.take_jobs():
             self._begin(job)

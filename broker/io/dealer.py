@@ -194,7 +194,7 @@ class Dealer:
         self.curve = curve
         names = named(endpoint)
         self.servers = Servers(names, shuffled(names) if spread and len(names) > 1 else ())
-        self.several = len(names) > 1
+        self.has_other_endpoints = len(names) > 1
         self.server = self.servers.choose()
         """The endpoint of the present connection, or of the last one."""
         self.answered = False
@@ -310,7 +310,7 @@ class Dealer:
     @property
     def has_other(self) -> bool:
         """Whether there is another server than the present one that is not known to be dead."""
-        return self.several and self.servers.has_other(self.server)
+        return self.has_other_endpoints and self.servers.has_other(self.server)
 
     def key_probe(self, when: float) -> KeyProbe:
         """To find out, from then on, whether the servers refuse the key."""
@@ -319,7 +319,7 @@ class Dealer:
     @property
     def _breaks(self) -> int:
         """The events that mean that there is no connection."""
-        return zmq.EVENT_DISCONNECTED | (zmq.EVENT_CONNECT_RETRIED if self.several else 0)
+        return zmq.EVENT_DISCONNECTED | (zmq.EVENT_CONNECT_RETRIED if self.has_other_endpoints else 0)
 
     def wait(self, milliseconds: int, others: Iterable[Socket] = ()) -> None:
         """Wait until something comes, here or at other sockets."""
@@ -397,7 +397,7 @@ class Dealer:
         if not self._watch:
             return
         events = self._breaks
-        if self.several:
+        if self.has_other_endpoints:
             socket.connect_timeout = socket.handshake_ivl = int(SILENCE * 1000)
             if not self.hold:  # a holding session has its own heartbeats
                 socket.heartbeat_ivl = int(BEAT * 1000)

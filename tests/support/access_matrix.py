@@ -21,7 +21,7 @@ from broker.access.keys import Keys
 from titanic import Server
 from titanic.server.server_access import ServerAccess, new_broker
 
-NEEDS = {
+LINES = {
     "call": 'call = ["*"]',
     "work": 'work = ["*"]',
     "submit": 'submit = ["*"]',
@@ -33,15 +33,15 @@ NEEDS = {
     "audit": "audit = true",
     "admin": "admin = true",
 }
-"""What a user can have."""
+"""The line of the access file that gives each permission."""
 
 KINDS = ("0.1", "0.2", "majortomo", "queue", "local")
 
 STAFF = {
-    "victim": {name: NEEDS[name] for name in ("call", "submit")},
-    "queue": {"work": 'work = ["titanic.*"]', "call": NEEDS["call"]},
-    "hand": {"work": NEEDS["work"]},
-    "auditor": {"admin": NEEDS["admin"]},
+    "victim": {name: LINES[name] for name in ("call", "submit")},
+    "queue": {"work": 'work = ["titanic.*"]', "call": LINES["call"]},
+    "hand": {"work": LINES["work"]},
+    "auditor": {"admin": LINES["admin"]},
 }
 """Users besides those that are tried: whose requests others want, the queue when it is apart, a worker, and who looks
 what has become of it."""
@@ -93,11 +93,11 @@ class Table:
 
     def people(self) -> dict[str, dict[str, str]]:
         """The users of the table: lines of an access file."""
-        found: dict[str, dict[str, str]] = {"nothing": {}, "admin": {"admin": NEEDS["admin"]}}
-        for need in NEEDS:
-            found[f"without-{need}"] = {name: line for name, line in NEEDS.items() if name not in (need, "admin")}
+        found: dict[str, dict[str, str]] = {"nothing": {}, "admin": {"admin": LINES["admin"]}}
+        for need in LINES:
+            found[f"without-{need}"] = {name: line for name, line in LINES.items() if name not in (need, "admin")}
         for _, needs, _ in self.rows:
-            right = {need: NEEDS[need] for need in needs}
+            right = {need: LINES[need] for need in needs}
             name = "-".join(needs)
             found[f"right-{name}".rstrip("-")] = right
             found[f"elsewhere-{name}"] = {need: line.replace("*", "other.*") for need, line in right.items()}
@@ -216,7 +216,7 @@ def matrix(folder: Path, people: Mapping[str, Mapping[str, str]], apart: bool, o
     keys["queue"] = load_secret(queue_key)
     access = folder / "access.toml"
     access.write_text(
-        access_file({name: {**lines, "submit": NEEDS["submit"]} for name, lines in everybody.items()}, keys, folder)
+        access_file({name: {**lines, "submit": LINES["submit"]} for name, lines in everybody.items()}, keys, folder)
     )
     bind = ["tcp://127.0.0.1:*", *(f"ipc://{folder}/{name}" for name in (*everybody, "others", "keyed"))]
     public = load_secret(key).public

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from support.access_matrix import NEEDS
+from support.access_matrix import LINES
 from support.serving import QUICK, config
 from support.waiting import until
 from support.web_secured import PEOPLE, TOKENS, Secured
@@ -22,9 +22,9 @@ from titanic.web.serving import WebServer
 DONE, PARKED = "job.quick", "job.parked"
 
 STAFF = {
-    "victim": {name: NEEDS[name] for name in ("submit", "work")},
-    "hand": {"work": NEEDS["work"]},
-    "auditor": {"admin": NEEDS["admin"]},
+    "victim": {name: LINES[name] for name in ("submit", "work")},
+    "hand": {"work": LINES["work"]},
+    "auditor": {"admin": LINES["admin"]},
     "courier": {
         "work": 'work = ["web.*"]',
         "submit": 'submit = ["web.*"]',
@@ -124,7 +124,7 @@ def web_matrix(folder: Path, people: Mapping[str, Mapping[str, str]], count: int
     lines = {name: "\n".join(each.values()) + "\n" for name, each in everybody.items()}
     with pytest.MonkeyPatch.context() as patch:
         for name, each in everybody.items():
-            at_first = each if name in STAFF and "submit" in each else {**each, "submit": NEEDS["submit"]}
+            at_first = each if name in STAFF and "submit" in each else {**each, "submit": LINES["submit"]}
             patch.setitem(PEOPLE, name, "\n".join(at_first.values()) + "\n")
             patch.setitem(TOKENS, name, f"token-of-{name}")
         secured = Secured(folder)

@@ -165,7 +165,9 @@ class Client(ClientCore):
         connection = BrokerClient(
             endpoint, timeout=tries[0], retries=tries[1], version=version, key=key, server_key=server_key
         )
-        super().__init__(Calls(self._new_wire(connection, *tries), *tries), deque(), several=len(named(endpoint)) > 1)
+        super().__init__(
+            Calls(self._new_wire(connection, *tries), *tries), deque(), has_other_endpoints=len(named(endpoint)) > 1
+        )
         self.endpoint = connection.endpoint
         self._together = Together(self.calls)
         self._waits = 0

@@ -54,7 +54,7 @@ class PerThreadClients:
     ) -> None:
         self._settings = endpoint, timeout, retries, version, curve
         self._tries = timeout, retries
-        self._several = len(named(endpoint)) > 1
+        self._has_other_endpoints = len(named(endpoint)) > 1
         self._released_keys: deque[str] = deque()
         self._wires: weakref.WeakSet[BlockingWire] = weakref.WeakSet()
         """Those of threads that have not ended: a thread that ends drops its own."""
@@ -76,7 +76,7 @@ class PerThreadClients:
             self._wires.add(wire)
             if self._closed:
                 wire.close()  # its users get an error
-        return ClientCore(Calls(wire, *self._tries), self._released_keys, several=self._several)
+        return ClientCore(Calls(wire, *self._tries), self._released_keys, has_other_endpoints=self._has_other_endpoints)
 
 
 class Client:

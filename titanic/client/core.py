@@ -82,12 +82,12 @@ KEY_MARGIN = 60.0
 class ClientCore:
     """The methods of a client."""
 
-    def __init__(self, calls: Calls, released_keys: deque[str], *, several: bool) -> None:
+    def __init__(self, calls: Calls, released_keys: deque[str], *, has_other_endpoints: bool) -> None:
         """`several`: whether there are several endpoints. `released_keys`: see `GeneratedKeys`."""
         self.calls = calls
         self._rfc9 = Rfc9Queue(calls)
         self._released_keys = released_keys
-        self._several = several
+        self._has_other_endpoints = has_other_endpoints
 
     # -- one request -----------------------------------------------------------------------------------------
 
@@ -434,7 +434,7 @@ class ClientCore:
 
     async def drain(self, node: str | None = None) -> NodeInfo:
         """Have a node end when it has nothing left to do, the one that is asked or another; what `nodes` says of it."""
-        if node is None and self._several:
+        if node is None and self._has_other_endpoints:
             what, fact = "no node is named", "with several endpoints, one is picked at random"
             raise InvalidRequest(what, fact, "name a node; `nodes` lists them")
         options = {"do": "drain"} if node is None else {"do": "drain", "node": node}

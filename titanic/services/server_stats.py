@@ -175,9 +175,9 @@ def _workers(transaction: ReadTransaction, host: ServiceHost, user: User | None,
     """The workers of this server, with the UUIDs that the user may read. Microseconds since 1970."""
     reports, me = None if host.broker is None else host.broker.worker_reports(MOST_IN_LIST), host.incarnation()
     own = [row.name for row in nodes.rows_of(transaction) if row.incarnation == me] if host.shares else []
-    began = now_us - int(time.monotonic() * 1e6)
+    monotonic_zero_us = now_us - int(time.monotonic() * 1e6)
     counts = sorted(host.figures().workers.items())
-    workers = None if reports is None else [_worker(report, began) for report in reports[0]]
+    workers = None if reports is None else [_worker(report, monotonic_zero_us) for report in reports[0]]
     for request in [request for worker in workers or () for request in worker["requests"]]:
         if request["uuid"] and is_hidden(transaction, user, bytes.fromhex(request["uuid"])):
             request["uuid"] = ""
@@ -190,8 +190,8 @@ def _workers(transaction: ReadTransaction, host: ServiceHost, user: User | None,
     }
 
 
-def _worker(report: WorkerReport, began: int) -> WorkerInfo:
-    """`began`: the 0 of monotonic seconds, in microseconds since 1970."""
+def _worker(report: WorkerReport, monotonic_zero_us: int) -> WorkerInfo:
+    """`monotonic_zero_us`: when monotonic seconds were 0, in microseconds since 1970."""
     host, pid = read_process(report.name)
     found: WorkerInfo = {
         "name": report.name,
@@ -200,20 +200,20 @@ def _worker(report: WorkerReport, began: int) -> WorkerInfo:
         "version": report.version,
         "services": [name.decode(errors="replace") for name in report.services],
         "slots": report.slots,
-        "requests": [_in_hand(*request, began) for request in report.requests],
-        "registered_at": began + int(report.registered_at * 1e6),
-        "heard_at": began + int(report.heard_at * 1e6),
+        "requests": [_in_hand(*request, monotonic_zero_us) for request in report.requests],
+        "registered_at": monotonic_zero_us + int(report.registered_at * 1e6),
+        "heard_at": monotonic_zero_us + int(report.heard_at * 1e6),
     }
     if report.user is not None:
         found["user"] = report.user
     return found
 
 
-def _in_hand(context: bytes, service: bytes, sent_at: float, began: int) -> RequestInHand:
+def _in_hand(context: bytes, service: bytes, sent_at: float, monotonic_zero_us: int) -> RequestInHand:
     return {
         "uuid": _uuid(context),
         "service": service.decode(errors="replace"),
-        "started_at": began + int(sent_at * 1e6),
+        "started_at": monotonic_zero_us + int(sent_at * 1e6),
     }
 
 

@@ -480,7 +480,7 @@ def test_whoever_is_sent_away_asks_another() -> None:
     answer = (b"MDPE01", b"503 draining")
     for several in (False, True):
         asking = Asking(timeout=1.0, retries=1)
-        asking.session.several = several
+        asking.session.has_other_endpoints = several
         ticket = asking.asks(b"q")
         asking.said(b"MDPC02", b"\1", b"echo", b"q")
         asking.told(b"MDPC02", b"\3", b"echo", *answer)
@@ -496,7 +496,7 @@ def test_whoever_is_sent_away_asks_another() -> None:
 
 def test_the_farewell_counts_when_the_time_is_over() -> None:
     asking = Asking(timeout=1.0, retries=1)
-    asking.session.several = True
+    asking.session.has_other_endpoints = True
     ticket = asking.asks(b"q")
     asking.told(b"MDPC02", b"\3", b"echo", b"MDPE01", b"503 draining")
     for _ in range(3):

@@ -349,14 +349,14 @@ class Keeping(Work):
             ),
         )
         self.words = [b"titanic:children"] if children else []
-        self.session.several, self.store = store is not None, store or ""
+        self.session.has_other_endpoints, self.store = store is not None, store or ""
         self.returns()
 
     def returns(self, *held: bytes, slots: int = 2, ended: Sequence[bytes] | None = None) -> None:
         """It registers at a broker that knows HELD, and with `ended` ENDED."""
         self.finds(*(HELD if ended is None else ENDED))
         words = [b"titanic:process=p", b"titanic:slots=%d" % slots, b"titanic:service=0:b", *self.words]
-        if self.store or not self.session.several:
+        if self.store or not self.session.has_other_endpoints:
             words += [b"titanic:keeper=k", *(b"titanic:held=" + token for token in held)]
         words += [b"titanic:ended=" + token for token in ended or ()]
         self.said(b"MDPW02", b"\1", b"a", b"titanic:1", *words)

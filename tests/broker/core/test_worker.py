@@ -598,7 +598,7 @@ def test_a_version_that_lists_cannot_show_is_refused(version: str) -> None:
 def test_it_says_that_it_has_other_brokers_to_go_to(several: bool) -> None:
     for knows, words in (("", []), (', "titanic:elsewhere"', [b"titanic:elsewhere"] * several)):
         work = Work("0.2", "0.1")
-        work.session.several = several
+        work.session.has_other_endpoints = several
         work.session.take_output()
         work.told(b"MDPC01", b"mmi.broker", b'{"software": "titanic", "knows": ["titanic:1"%s]}' % knows.encode())
         work.said(b"MDPW02", b"\1", b"echo", b"titanic:1", *words)

@@ -1,4 +1,4 @@
-"""Who may do what by HTTP: every call of the door and every action of the window, by every kind of user; one table for
+"""Who may do what by HTTP: all calls of the HTTP API and actions of the console, by every kind of user; one table for
 all. It says what tests/system/test_access_matrix.py says of peers that speak ZeroMQ: the server decides, not the
 gateway.
 """
@@ -17,7 +17,7 @@ from support.waiting import until
 from support.web_matrix import DONE, Scene, web_matrix
 
 from titanic.web.api.routes import PATHS
-from titanic.web.pages import ROUTES as WINDOW
+from titanic.web.pages import ROUTES as CONSOLE
 
 TABLE = """
 action                needs              nothing  without         elsewhere  right   other's  all   admin
@@ -422,12 +422,12 @@ def test_who_is_not_known_is_refused_each_call(scene: Scene) -> None:
 
 def test_the_table_has_every_call() -> None:
     assert set(TRIES) == {action for action, _, _ in MATRIX.rows}
-    door = {f"{method.upper()} {path}" for path, calls in PATHS.items() for method in calls if method != "parameters"}
+    calls = {f"{method.upper()} {path}" for path, calls in PATHS.items() for method in calls if method != "parameters"}
     actions = {
         f"{method} {route.path}"
-        for route in WINDOW
+        for route in CONSOLE
         if isinstance(route, Route)
         for method in route.methods or ()
         if method not in ("GET", "HEAD")
     }
-    assert door | actions == set(CALLS.values()) | UNNEEDED
+    assert calls | actions == set(CALLS.values()) | UNNEEDED

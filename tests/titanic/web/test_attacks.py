@@ -12,8 +12,8 @@ from starlette.routing import Mount
 from support.waiting import PATIENCE
 from support.web_secured import TOKENS, Secured, csrf_of, secured
 
-from titanic.web.api.routes import ROUTES as DOOR
-from titanic.web.pages import ROUTES as WINDOW
+from titanic.web.api.routes import ROUTES as API
+from titanic.web.pages import ROUTES as CONSOLE
 from titanic.web.pages.users import local_path
 
 UUID = "01a1fdd40f82747ea223cfe554e7afbc"
@@ -38,14 +38,14 @@ def filled(path: str) -> str:
 
 def actions() -> list[str]:
     """Paths of pages that change something."""
-    found = [filled(route.path) for route in WINDOW if "POST" in (getattr(route, "methods", None) or ())]  # type: ignore[attr-defined]
+    found = [filled(route.path) for route in CONSOLE if "POST" in (getattr(route, "methods", None) or ())]  # type: ignore[attr-defined]
     assert len(found) > 5
     return [path for path in found if path != "/login"]
 
 
 def calls() -> list[tuple[str, str]]:
     """Methods and paths of /v1 that change something."""
-    return [(method, filled(one.path)) for one in DOOR for method in one.methods if method not in ("GET", "HEAD")]
+    return [(method, filled(one.path)) for one in API for method in one.methods if method not in ("GET", "HEAD")]
 
 
 # -- pages of others ---------------------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ def test_no_get_changes_anything(scene: Secured) -> None:
     before = state()
     csrf = browser.get("/v1/session").json()["csrf"]
     query = f"do=close&service=kept&state=waiting&uuid={stored}&csrf={csrf}&q={stored}"
-    for one in (*DOOR, *WINDOW):
+    for one in (*API, *CONSOLE):
         path = filled(one.path).replace(UUID, stored)  # type: ignore[attr-defined]
         for method in ("GET", "HEAD", "OPTIONS"):
             for asked in (path, f"{path}?{query}"):
@@ -226,7 +226,7 @@ def test_tricks_with_paths(scene: Secured, anybody: httpx.Client) -> None:
 
 
 def test_everything_but_the_log_in_wants_one(anybody: httpx.Client) -> None:
-    paths = [filled(route.path) for route in (*DOOR, *WINDOW) if not isinstance(route, Mount)]  # type: ignore[attr-defined]
+    paths = [filled(route.path) for route in (*API, *CONSOLE) if not isinstance(route, Mount)]  # type: ignore[attr-defined]
     for path in paths:
         for method in ("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
             answer = anybody.request(method, path)

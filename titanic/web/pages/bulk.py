@@ -67,7 +67,7 @@ async def count(request: Request) -> Response:
     return RedirectResponse(f"/works/{job['id']}", 303)
 
 
-async def progress(request: Request) -> Response:
+async def show_job(request: Request) -> Response:
     """Ask for confirmation of a job, or show its progress."""
     job = await find_job(request)
     where = {name: value for name, value in job["where"].items() if name in ("service", "state", "text", "key")}
@@ -86,7 +86,7 @@ async def progress(request: Request) -> Response:
     )
 
 
-async def change(request: Request) -> Response:
+async def change_job(request: Request) -> Response:
     """Confirm, pause, resume or cancel a job."""
     form = await forms.read(request)
     job, change = await find_job(request), form.get("do", "")
@@ -134,6 +134,6 @@ ROUTES = [
     Route("/requests/selected", confirm_selected, methods=["POST"]),
     Route("/requests/all", count, methods=["POST"]),
     Route("/actions/requests", start, methods=["POST"]),
-    Route("/works/{job}", progress),
-    Route("/actions/works/{job}", change, methods=["POST"]),
+    Route("/works/{job}", show_job),
+    Route("/actions/works/{job}", change_job, methods=["POST"]),
 ]

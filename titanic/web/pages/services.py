@@ -267,8 +267,8 @@ async def service(request: Request) -> Response:
     )
     known = None if isinstance(sample, NotPermitted) else service_of(sample, name)
     history = None if isinstance(facts, NotPermitted) else facts
-    figures = None if history is None else history["services"][name]
-    latency: Latency | NotPermitted | None = None if figures is None else Latency(figures["wait"], figures["run"])
+    past = None if history is None else history["services"][name]
+    latency: Latency | NotPermitted | None = None if past is None else Latency(past["wait"], past["run"])
     if isinstance(facts, NotPermitted):
         latency = await unless_forbidden("latency", cache.get(request, "own", measured_latency, client, name))
     settings = {} if isinstance(sample, NotPermitted) else sample.stats.get("settings") or {}
@@ -290,12 +290,12 @@ async def service(request: Request) -> Response:
         why=why,
         states=STATES,
         latency=None if isinstance(latency, NotPermitted) else latency,
-        own=isinstance(facts, NotPermitted),
+        measured=isinstance(facts, NotPermitted),
         failures=None if isinstance(failures, NotPermitted) else failures,
         rates={}
-        if not history or not figures
-        else {name: current(history, figures, name, now) for name in ("succeeded", "failed")},
-        charts=_charts(history, figures, known.unended, now) if known and history and figures else [],
+        if not history or not past
+        else {outcome: current(history, past, outcome, now) for outcome in ("succeeded", "failed")},
+        charts=_charts(history, past, known.unended, now) if known and history and past else [],
         sources=sources(settings, name),
         hooks=[] if known is None else await cache.get(request, "hook rows", _hooks, state, client, name),
         silent=None if known is None else await cache.get(request, "hooks", _silent_hooks, state, settings, name),

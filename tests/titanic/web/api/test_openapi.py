@@ -1,4 +1,4 @@
-"""The OpenAPI document says what the door does: each route has its entry, and schemathesis finds nothing else."""
+"""The OpenAPI document says what the HTTP API does: each route has its entry, and schemathesis finds nothing else."""
 
 from __future__ import annotations
 
