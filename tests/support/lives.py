@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 from support.journal import Execution, Journal, read_reply
 from support.random_worker import JOBS
 
+from titanic.settings import JITTER
+
 ON_ITS_WAY = 2.0
 """Seconds that a request, or what was said of it, may be between two processes of a busy machine."""
 
@@ -268,7 +270,7 @@ class Case:
                 yield f"P4: given to a worker that came after it was closed; {late[0].name}"
             elif late[0].began > closed + ON_ITS_WAY:
                 yield f"P4: begun long after it was closed; {late[0].began - closed:.3f} s"
-            first = life.options.get("retry_first", 0) * 0.9
+            first = life.options.get("retry_first", 0) * (1 - JITTER)
             failed = [one.ended for one in self.executions if one.outcome == "failed" and one.ended]
             if first and failed and not self.retries and max(failed) < closed < min(failed) + first:
                 yield "P4: closed during the pause after a failure, and executed"

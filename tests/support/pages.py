@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from html.parser import HTMLParser
+from typing import Any
 
 import httpx
 
@@ -87,3 +88,14 @@ def page_of(http: httpx.Client, path: str) -> Page:
     answer = http.get(path)
     assert answer.status_code == 200, answer.text
     return Page(answer.text)
+
+
+def every_row(http: httpx.Client, path: str, name: str) -> list[dict[str, Any]]:
+    """All rows of a list of the HTTP API, page by page; `name`: the member that has them."""
+    rows: list[dict[str, Any]] = []
+    while path:
+        answer = http.get(path)
+        rows += answer.json()[name]
+        path = answer.json()["next"]
+        assert answer.links.get("next", {}).get("url") == path
+    return rows

@@ -12,7 +12,7 @@ from support.dispatch_play import Play, at_work, names
 from broker import ErrorReply
 from titanic.dispatch.attempts import REFUSED_MOST, Finish
 from titanic.dispatch.core import Maintain
-from titanic.settings import ServiceLimits
+from titanic.settings import JITTER, ServiceLimits
 from titanic.store import Status
 
 # -- priority -------------------------------------------------------------------------------------------------
@@ -291,7 +291,7 @@ def test_a_request_brings_its_own_pauses() -> None:
         play.fail("a")
         play.later_by(4)
     for outcome, base in zip(play.postponed, [1, 2, 3, 3], strict=True):
-        assert base * 0.9 <= outcome.delay <= base * 1.1
+        assert outcome.delay == pytest.approx(base, rel=JITTER)
 
 
 def test_no_more_run_than_the_service_may_and_nobody_asks_without_a_pause() -> None:

@@ -7,12 +7,11 @@ import socket
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import httpx
 import pytest
 from support.cli_titanic import here
-from support.pages import Page
+from support.pages import Page, every_row
 from support.serving import QUICK
 from support.waiting import until
 
@@ -581,16 +580,6 @@ def test_who_leaves_while_he_sends_leaves_nothing(http: httpx.Client, client: Cl
     assert client.stats()["store"]["requests"] == 0
 
 
-def every(http: httpx.Client, path: str, name: str) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
-    while path:
-        answer = http.get(path)
-        rows += answer.json()[name]
-        path = answer.json()["next"]
-        assert answer.links.get("next", {}).get("url") == path
-    return rows
-
-
 def test_what_is_rare_is_found_in_one_call(
     http: httpx.Client, client: Client, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -611,13 +600,12 @@ def test_what_is_rare_is_found_in_one_call(
 
 def test_lists_come_in_pages(http: httpx.Client, client: Client) -> None:
     uuids = client.submit_many("a/b", [b"x"] * 5) + client.submit_many("c", [b"x"] * 2)
-    assert [row["uuid"] for row in every(http, "/v1/requests?limit=2", "requests")] == uuids
-    assert [row["uuid"] for row in every(http, "/v1/requests?limit=2&service=a%2Fb", "requests")] == uuids[:5]
-    assert every(http, "/v1/requests?limit=2&state=failed", "requests") == []
-    assert [row["uuid"] for row in every(http, "/v1/requests?limit=2&newest=true", "requests")] == uuids[::-1]
+    assert [row["uuid"] for row in every_row(http, "/v1/requests?limit=2", "requests")] == uuids
+    assert [row["uuid"] for row in every_row(http, "/v1/requests?limit=2&service=a%2Fb", "requests")] == uuids[:5]
+    assert every_row(http, "/v1/requests?limit=2&state=failed", "requests") == []
+    assert [row["uuid"] for row in every_row(http, "/v1/requests?limit=2&newest=true", "requests")] == uuids[::-1]
     keyed = client.submit("c", b"x", key="ärger & co", delay=60)
-    assert [row["uuid"] for row in every(http, "/v1/requests?limit=3&text=%C3%A4rger%20%26", "requests")] == [keyed]
-    assert [row["name"] for row in every(http, "/v1/services?limit=1", "services")] == ["a/b", "c"]
+    assert [row["uuid"] for row in every_row(http, "/v1/requests?limit=3&text=%C3%A4rger%20%26", "requests")] == [keyed]
     for query in (
         "limit=0",
         "limit=1001",

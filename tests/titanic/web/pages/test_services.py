@@ -327,21 +327,7 @@ def test_invalid_limits_are_rejected(http: httpx.Client, client: Client) -> None
         assert http.post(LIMITS_FORM, data=form | wrong).status_code == 400, wrong
     assert http.post(LIMITS_FORM, data={"csrf": form["csrf"], "service": "mail"}).status_code == 400
     assert http.post(LIMITS_FORM, data=form | {"running": "4", "csrf": ""}).status_code == 403
-    for body in (b"", b"[]", b'{"running": 0}', b'{"rate": "1/s"}', b'{"keep": 1}'):
-        assert http.put("/v1/services/mail/limits", content=body).status_code == 400, body
     assert client.stats(services=True)["by_service"]["mail"]["limits"]["running"] is None
-
-
-def test_a_put_replaces_all_limits_that_were_set(http: httpx.Client, client: Client) -> None:
-    answer = http.put("/v1/services/a%2Fb/limits", json={"running": 4, "rate": 0.5})
-    assert answer.status_code == 200
-    assert answer.json()["limits"] == {"waiting": None, "bytes": None, "running": 4, "rate": 0.5}
-    assert answer.json()["limits_set"]["at"].endswith("Z")
-    (row,) = http.get("/v1/services").json()["services"]
-    assert (row["name"], row["limits"], row["limits_set"]["rate"]) == ("a/b", answer.json()["limits"], 0.5)
-    limits = {"waiting": None, "bytes": None, "running": None, "rate": 2.0}
-    assert http.put("/v1/services/a%2Fb/limits", json={"rate": 2}).json()["limits"] == limits
-    assert http.put("/v1/services/a%2Fb/limits", json={}).json() == {"limits": dict.fromkeys(limits)}
 
 
 def test_who_set_a_limit_is_on_the_page_of_an_admin_and_not_in_samples_for_all(tmp_path: Path) -> None:
