@@ -6,11 +6,11 @@ Permissions, as the access file names them
     work      patterns of services   be a worker of them
     call      patterns of services   send them plain requests, which are not stored
     read      "own" or "all"         see requests and replies: what the user submitted, or all
-    close     true                   close what may be read
+    close     true                   close and purge requests that the user may read
     metrics   true                   see statistics: titanic.stats, mmi.stats, the metrics listener
-    archive   true                   register an archive, and report what it has (titanic-data archive)
-    gateway   true                   submit requests with the address of the client that they come from (titanic web)
-    audit     true                   see who acted on what, and what was refused
+    archive   true                   manage the archive (titanic-data archive)
+    gateway   true                   state the IP address that requests come from (titanic web)
+    audit     true                   see who acted on what, and refusals (titanic audit)
     admin     true                   everything for all users, except work and call
 
 What is not named is not allowed. A pattern is that of a shell (`mail.*`). Services that begin with `titanic.`, `mmi.`

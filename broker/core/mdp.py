@@ -381,8 +381,9 @@ KNOWN_WORDS = (
     NAMES_HELD,
     NAMES_ENDED,
 )
-"""The words in READY that a broker knows, as it announces them in mmi.broker: a worker says no others
-(`BrokerKind.knows`)."""
+"""The words in READY that a broker knows, as it announces them in mmi.broker (`BrokerKind.knows`): a worker says these,
+SERVICE to a broker that knows SLOTS, and KEEPER to one that knows HELD. Of a word with a value, `NAMES_X` is announced,
+and `X`, which is `NAMES_X + b"="`, begins what is said."""
 
 LOST = 502
 """The status of a queue's request whose worker died when others of its process had requests too: any of them may be the

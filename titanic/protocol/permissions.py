@@ -11,16 +11,18 @@
     titanic.close                    close, and read: its owner         400 without close; else as for an unknown UUID
     titanic.list                     read                               403; of others' requests: nothing
     titanic.stats                    metrics, or read = "all"           403
-    titanic.audit                    audit, or admin                    403
+    titanic.audit                    audit                              403
     titanic.admin refused            gateway                            403
     titanic.admin retry              submit, and read: its owner        403 without read; else it is not done
     titanic.admin purge              close, and read: its owner         403 without close; else it is not done
     titanic.admin redrive            as for retry or purge              403; then the job ends
     titanic.admin change             submit, close, and read: owner     403 without these; else as for an unknown UUID
     titanic.admin schedules          submit, and read                   403 without read; else rows are skipped
-    titanic.admin archive            archive, or admin                  403
+    titanic.admin archive            archive                            403
     titanic.admin drain              admin                              403
     titanic.admin set, sessions      admin                              403
+
+`admin` includes all of these.
 
 A broker applies `RULES` before it passes a request on. A rule refuses what can be decided without the store. A request
 that passes is not permitted yet: the services check again with what they read from the body. A body that a rule cannot
@@ -50,7 +52,7 @@ MEANINGS: Mapping[Permission, str] = {
     Permission.CLOSE: "close and purge requests that the user may read",
     Permission.METRICS: "see statistics",
     Permission.ARCHIVE: "manage the archive",
-    Permission.GATEWAY: "state the IP address that a request comes from",
+    Permission.GATEWAY: "state the IP address that requests come from",
     Permission.AUDIT: "see who acted on what, and refusals",
     Permission.ADMIN: 'pause services, drain nodes; implies read = "all", close, metrics, archive, gateway and audit',
 }
@@ -61,7 +63,7 @@ NEEDS: Mapping[str, tuple[str, str]] = {
     "stats": ("see statistics", "metrics = true"),
     "close": ("close requests", 'close = true and read = "own" or "all"'),
     "archive": ("manage the archive", "archive = true"),
-    "gateway": ("state the source of requests", "gateway = true"),
+    "gateway": ("state the IP address that requests come from", "gateway = true"),
     "audit": ("read the audit", "audit = true"),
     "drain": ("drain nodes", "admin = true"),
     "set": ("change services", "admin = true"),

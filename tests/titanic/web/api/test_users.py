@@ -110,6 +110,8 @@ def test_the_audit_names_the_way_and_the_clients_address(scene: Secured) -> None
 def test_no_other_user_states_a_source(scene: Secured) -> None:
     key, server_key = scene.keys / "alice.key_secret", scene.server_key
     with Client(scene.server.endpoints[0], key=str(key), server_key=str(server_key)) as client:
-        with pytest.raises(Forbidden, match="user 'alice' may not state the source of requests; it needs gateway"):
+        with pytest.raises(
+            Forbidden, match="user 'alice' may not state the IP address that requests come from; it needs gateway"
+        ):
             client.submit("echo", b"x", source="192.0.2.1")
         client.submit("echo", b"x", source="127.0.0.1")  # where it comes from anyway
