@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -381,6 +382,22 @@ def test_an_app_of_tasks_loads_no_server() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     server = tuple(f"titanic.{one}" for one in ("commit", "dispatch", "services", "store"))
     assert not [module for module in done.stdout.split() if module.startswith(server)]
+
+
+def test_packages_import_only_from_those_above_them_in_the_map() -> None:
+    """The map is a table of CONTRIBUTING. Modules directly in `broker/` and `titanic/` are in no row."""
+    table = (ROOT / "CONTRIBUTING.md").read_text().partition("| package | responsibility |")[2].partition("\n\n")[0]
+    rows = [re.findall(r"`(\w+)/(\w+)/`", row.split("|")[1]) for row in table.splitlines()[2:]]
+    place = {package: number for number, packages in enumerate(rows) for package in packages}
+    upward = {
+        (source, module)
+        for source in [source for package in ("broker", "titanic") for source in sources(package)]
+        for name in imports(source)
+        for module in modules_of(*name)
+        if (mine := place.get((source.split("/")[0], source.split("/")[1]))) is not None
+        and place.get((*module.split("."), "", "")[:2], -1) > mine
+    }
+    assert upward == set()
 
 
 def test_imports_have_no_cycle() -> None:
