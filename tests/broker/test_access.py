@@ -606,7 +606,7 @@ def test_refusals_are_logged(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_the_log_says_which_key_nobody_has(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
-    """So that whoever keeps the access file sees which one is to be added, or was forgotten."""
+    """It shows which key is missing in the access file."""
     stranger = new_pair()
     with caplog.at_level(logging.WARNING, "broker.access"), raw_socket(where(broker), stranger):
         (said, *_) = until(lambda: [record.getMessage() for record in caplog.records])

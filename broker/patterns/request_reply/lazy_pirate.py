@@ -145,8 +145,8 @@ class Server(CoreRunner[Replier]):
     ) -> None:
         """`way`: plain, numbered or flp; `jobs`: requests handled at a time; `identity`: of the socket (RFC 10).
 
-        `admit` may refuse requests, see `Replier`. With a `loop` the server is a channel of that one, and whoever
-        runs the loop stops it.
+        `admit` may refuse requests, see `Replier`. With a `loop` the server is a channel of that one, and the
+        owner of the loop stops it.
 
         `key`: the server's secret key file; `allow`: the public keys of those who may connect then, in files or in Z85.
         Without, it listens where other machines can connect only if it is `open`.

@@ -1,4 +1,4 @@
-"""Servers of patterns: with keys for whoever has one of those that they allow, without for this machine only."""
+"""Servers of patterns: with keys for peers that have an allowed key, without keys for this machine only."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def make(curve: CurveServer | None = None) -> Connection:
 
 
 def feed(connection: Connection, data: bytes) -> list[Event]:
-    """What the bytes say; whoever introduces himself is let in."""
+    """The events of these bytes; every peer is accepted."""
     events = connection.receive(data)
     while connection.state is ConnectionState.DECISION:
         connection.accept()

@@ -1,4 +1,4 @@
-"""The database fails over to its standby while a server works: whoever was told that it is stored gets his reply."""
+"""The database fails over to its standby while a server works: each acknowledged request gets its reply."""
 
 from __future__ import annotations
 

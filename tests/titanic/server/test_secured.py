@@ -208,7 +208,7 @@ def test_a_queue_whose_broker_has_no_access_control_any_more_serves_nobody(tmp_p
 
 
 def test_at_a_broker_of_others_that_encrypts(tmp_path: Path, files: AccessFiles) -> None:
-    """It knows MDP 0.1 and no users: whoever has its key may do everything."""
+    """It knows MDP 0.1 and no users: a peer with its key may do everything."""
     endpoint, queue = f"ipc://{tmp_path}/broker", keys(files, "queue")
     with (
         Process(SUPPORT / "rfc7_broker.py", endpoint, "0.5", files.key, output=tmp_path / "broker.out"),
