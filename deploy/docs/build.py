@@ -174,11 +174,11 @@ def _alerts() -> str:
     import yaml  # what mkdocs reads its settings with
 
     groups = yaml.safe_load((ROOT / "deploy/prometheus/alerts.yml").read_text())["groups"]
-    headings = [line for line in (ROOT / "deploy/README.md").read_text().splitlines() if line.startswith("## Titanic")]
+    headings = [line for line in (ROOT / "deploy/README.md").read_text().splitlines() if line.startswith("### Titanic")]
     rows = ["## Alerts\n", "| alert | severity | for | says |", "|---|---|---|---|"]
     for rule in (rule for group in groups for rule in group["rules"] if "alert" in rule):
         heading = next(line for line in headings if rule["alert"] in re.findall(r"\w+", line))
-        link = f"../operations/handbook.md#{re.sub(r'[^a-z ]', '', heading[3:].lower()).replace(' ', '-')}"
+        link = f"../operations/handbook.md#{re.sub(r'[^a-z ]', '', heading[4:].lower()).replace(' ', '-')}"
         says = re.sub(r"\{\{ \$(?:labels\.)?(\w+)[^}]*\}\}", r"*\1*", rule["annotations"]["summary"])
         severity, wait = rule["labels"]["severity"], rule.get("for", "at once")
         rows.append(f"| [{rule['alert']}]({link}) | {severity} | {wait} | {says} |")

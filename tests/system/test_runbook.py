@@ -24,7 +24,7 @@ WITHOUT_NETWORK = {
 
 def test_every_alert_has_its_entry() -> None:
     alerts = re.findall(r"- alert: (\w+)", (ROOT / "deploy/prometheus/alerts.yml").read_text())
-    headings = " ".join(re.findall(r"^## (.*)$", README.partition("# Runbook")[2], re.MULTILINE))
+    headings = " ".join(re.findall(r"^### (.*)$", README.partition("## Runbook")[2], re.MULTILINE))
     assert [name for name in alerts if name not in headings] == []
 
 
