@@ -33,6 +33,7 @@ from titanic.protocol.documents import (
     ScheduleInfo,
     ServiceFacts,
     TickInfo,
+    UsualTimes,
     WhyInfo,
     WorkerInfo,
     WorkersInfo,
@@ -373,6 +374,7 @@ RequestPage = document("RequestPage", "A page of requests.", {"requests": Generi
 derived("WorkerRequest", RequestInHand)
 derived("ListedWorker", WorkerInfo)
 WorkerList = derived("WorkerList", WorkersInfo)
+derived("UsualTimes", UsualTimes)
 derived("ServiceHistory", ServiceFacts)
 derived("ErrorGroup", FailureGroupInfo, state=Literal["failed", "expired"], hours=list[HourCount])
 History = derived("History", FactsInfo, incomplete=list[LostSpan])

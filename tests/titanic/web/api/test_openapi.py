@@ -44,6 +44,13 @@ def test_each_operation_is_described(http: httpx.Client) -> None:
     assert {int(status) for status in document["components"]["responses"]} <= TITLES.keys()
 
 
+def test_counts_have_a_minimum_however_deep_they_stand(http: httpx.Client) -> None:
+    schemas = http.get("/v1/openapi.json").json()["components"]["schemas"]
+    usual = schemas["UsualTimes"]
+    assert usual["properties"]["attempts"] == schemas["ServiceHistory"]["properties"]["failed"]
+    assert sorted(usual["required"]) == ["attempts", "run", "wait"]
+
+
 def test_a_service_has_the_figures_that_clients_know() -> None:
     assert openapi.ServiceNumbers.__annotations__.keys() == get_type_hints(ServiceStats).keys()
     assert set(FIGURES) <= set(openapi.ServiceNumbers.__annotations__)
