@@ -181,7 +181,7 @@ class LmdbStore:
     ) -> None:
         """`made`: the directories that were made for it; None: it was there before."""
         self.path = path
-        self.place = str(path.absolute())
+        self.place = str(path)
         self._made = made
         self.capacity = environment.room.capacity
         self.durability = environment.settings.durability
