@@ -1,13 +1,13 @@
 #!/bin/sh
 # Build a Debian package for this machine's architecture and system Python.
 #
-#   deb.sh PYTHON OUTDIR [REVISION]
+#   deb.sh PYTHON OUTDIR [REVISION [WHEEL]]
 #
-# PYTHON must have the modules build and pip; it need not be the system's. The package includes Titanic's Python
+# PYTHON must have the modules build and pip; it need not be the system's. Without WHEEL, one is built. The package includes Titanic's Python
 # dependencies, because Debian lacks some of them: in /usr/lib/titanic, which other programs do not import from. There
 # postinst gives each version a folder of its own, so that processes of the old one find their files.
 set -eu
-python=$1 out=$2 revision=${3:-1}
+python=$1 out=$2 revision=${3:-1} wheel=${4:-}
 here=$(cd "$(dirname "$0")" && pwd)
 system=/usr/bin/python3
 
@@ -25,8 +25,10 @@ if [ "$builder" != "$minor" ]; then
     echo "deb.sh: built as pure Python: modules compiled for Python $builder do not work with the system's $minor" >&2
     export TITANIC_PURE=1
 fi
-"$python" -m build --no-isolation --wheel --outdir "$work" "$here/.." >/dev/null
-for wheel in "$work"/titanic_queue-*.whl; do :; done
+if [ -z "$wheel" ]; then
+    "$python" -m build --no-isolation --wheel --outdir "$work" "$here/.." >/dev/null
+    for wheel in "$work"/titanic_queue-*.whl; do :; done
+fi
 version=$(basename "$wheel" | cut -d- -f2)
 # Of a checkout, also the commit: packages of two commits are two versions.
 if commit=$(git -C "$here" log -1 --date=format:%Y%m%d%H%M%S --format=%cd.%h 2>/dev/null); then
@@ -44,7 +46,7 @@ find "$package" -name '*.so*' -type f | while read -r library; do
     ! readelf --sections "$library" | grep -q '\.symtab' || strip --strip-unneeded "$library"
 done
 
-units=$root/lib/systemd/system
+units=$root/usr/lib/systemd/system
 doc=$root/usr/share/doc/titanic-queue
 share=$root/usr/share/titanic-queue
 mkdir -p "$units" "$root/usr/bin" "$root/usr/lib/sysusers.d" "$root/usr/lib/tmpfiles.d" "$share" "$doc"

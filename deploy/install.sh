@@ -175,7 +175,8 @@ install_files() {
     cp "$here/titanic-backup" "$here/titanic-worker" "$prefix/lib/"
     for unit in $services; do
         rm -f "$units/$unit"  # a Debian package that was removed has left a link to /dev/null there
-        sed "s|@BIN@|$prefix/current/bin|; s|@LIB@|$prefix/lib|" "$here/systemd/$unit" >"$units/$unit"
+        # Only the Debian package has manual pages.
+        sed "s|@BIN@|$prefix/current/bin|; s|@LIB@|$prefix/lib|; /^Documentation=man:titanic/d" "$here/systemd/$unit" >"$units/$unit"
     done
     # Its notes are about units that are ours now: it must not go by them, should it be purged or come back.
     rm -f $notes/deb-systemd-helper-enabled/titanic* $notes/deb-systemd-helper-enabled/*/titanic* \

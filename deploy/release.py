@@ -12,6 +12,7 @@ SHA256SUMS. Only when all of it is right, this tree gets the commit and the tag;
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
@@ -23,6 +24,7 @@ import tarfile
 import time
 import tomllib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 from zipfile import ZipFile
@@ -71,6 +73,17 @@ class Builder(NamedTuple):
         pip = (folder / "bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
         self.run(*pip, *packages, folder=folder)
         return folder / "bin"
+
+
+@contextlib.contextmanager
+def step(what: str) -> Iterator[None]:
+    """Say what is being done, and then how long it took."""
+    print(f"{what}: ", end="", flush=True)
+    began = time.monotonic()
+    try:
+        yield
+    finally:
+        print(f"{time.monotonic() - began:.0f} s", flush=True)
 
 
 def run(*command: str | Path, folder: Path = ROOT, **env: str) -> str:
@@ -143,7 +156,8 @@ def debian(release: str) -> Path:
         # From where this system's packages come.
         form = ("apt-get", "indextargets", "--format", "$(REPO_URI) $(COMPONENT)", "Created-By: Packages")
         mirror = next(line.split()[0] for line in run(*form).splitlines() if line.endswith("/debian/ main"))
-        run("debootstrap", "--variant=minbase", f"--include={PACKAGES}", release, new, mirror)
+        with step(f"{release}: root file system"):
+            run("debootstrap", "--variant=minbase", f"--include={PACKAGES}", release, new, mirror)
         new.rename(root)
     for path in (CERTIFICATES, Path("/etc/resolv.conf")):
         if path.exists():
@@ -158,14 +172,20 @@ def build(builder: Builder, source: Path, *, pure: bool = False) -> Path:
     work.mkdir(parents=True)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     tools = builder.environment(work / "tools", *project["optional-dependencies"]["build"], *project["dependencies"])
-    wheels, env = list[Path](), {"TITANIC_PURE": "1"} if pure else {}
-    for name in ("one", "two"):
+    env = {"TITANIC_PURE": "1"} if pure else {}
+
+    def make(name: str) -> tuple[Path, Path]:
         with tarfile.open(source) as file:
             file.extractall(work / name, filter="data")
         (tree,) = (work / name).iterdir()
         command = (tools / "python", "-m", "build", "--no-isolation", "--wheel", "--outdir", work / f"{name}.out")
         builder.run(*command, tree, folder=tree, **env)
-        wheels += (work / f"{name}.out").iterdir()
+        (wheel,) = (work / f"{name}.out").iterdir()
+        return tree, wheel
+
+    with step(f"{builder.name}: {'pure' if pure else 'compiled'} wheel, twice"), ThreadPoolExecutor() as pool:
+        (tree, built), (_, other) = pool.map(make, ("one", "two"))
+    wheels = [built, other]
     if not pure:
         if "-none-any" in wheels[0].name:
             raise ReleaseRefused(f"{builder.name}: nothing was compiled; see what hatch_build.py needs")
@@ -178,7 +198,9 @@ def build(builder: Builder, source: Path, *, pure: bool = False) -> Path:
         raise ReleaseRefused(f"two builds differ: {wheels[0]} and {wheels[1]}")
     if builder.root is not None:
         release = re.findall(r'^VERSION_ID="?(\d+)', (builder.root / "etc/os-release").read_text(), re.MULTILINE)
-        builder.run(tree / "deploy/deb.sh", tools / "python", work / "deb", f"1~deb{release[0]}", folder=tree)
+        words = (tree / "deploy/deb.sh", tools / "python", work / "deb", f"1~deb{release[0]}", built)
+        with step(f"{builder.name}: Debian package"):
+            builder.run(*words, folder=tree)
         for file in (work / "deb").iterdir():
             shutil.move(file, DIST / file.name)
     return Path(shutil.copy(wheels[0], DIST))
@@ -193,15 +215,14 @@ def attempt(builder: Builder, wheel: Path, version: str, commit: str) -> Path:
     work = (builder.root or WORK) / "work" / f"try-{wheel.stem}"
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
-    began = time.monotonic()
-    installed = builder.environment(work / "venv", str(shutil.copy(wheel, work)))
+    with step(f"{builder.name}: {wheel.name} installed, to the first reply"):
+        installed = builder.environment(work / "venv", str(shutil.copy(wheel, work)))
+        command = ("sh", "-c", f"PATH={installed}:$PATH\n{TRY}")
+        builder.run(*command, folder=work)
     titanic = json.loads(builder.run(installed / "titanic", "version", "--json", folder=work))
     wanted = {"version": version, "commit": commit[:12], "build": "pure" if "-none-any" in wheel.name else "compiled"}
     if wanted != (said := {name: titanic[name] for name in wanted}):
         raise ReleaseRefused(f"{wheel.name}: it must be {wanted}, and says {said}")
-    command = ("sh", "-c", f"PATH={installed}:$PATH\n{TRY}")
-    builder.run(*command, folder=work)
-    print(f"{wheel.name}: {time.monotonic() - began:.0f} s to the first reply on Python {titanic['python']}")
     return installed
 
 

@@ -19,6 +19,7 @@ pytestmark = [needs_machine, pytest.mark.timeout(1200)]
 
 INSTALL = ("/root/deploy/install.sh", "--wheels", "/root/wheels")
 SOMEBODY = "nobody"
+UNITS = [path.name.replace("@", "@upper") for path in (ROOT / "deploy/systemd").glob("titanic*")]
 
 
 @pytest.fixture
@@ -45,14 +46,17 @@ def package(here: Machine, built: Path) -> str:
     return f"/root/{built.name}"
 
 
-def next_package(here: Machine, package: str) -> str:
-    """The same with the next revision."""
-    unpacked = here.folder / "root/unpacked"
+def next_package(here: Machine, package: str, revision: int = 2) -> str:
+    """The same with another revision; before the first one, the units were in /lib."""
+    unpacked = here.folder / f"root/unpacked-{revision}"
     call("dpkg-deb", "--raw-extract", f"{here.folder}{package}", str(unpacked))
+    if not revision:
+        (unpacked / "lib/systemd").mkdir(parents=True)
+        (unpacked / "usr/lib/systemd/system").rename(unpacked / "lib/systemd/system")
     control = unpacked / "DEBIAN/control"
-    control.write_text(re.sub(r"^(Version: .*)-1$", r"\1-2", control.read_text(), flags=re.MULTILINE))
-    call("dpkg-deb", "--root-owner-group", "--build", str(unpacked), f"{here.folder}/root/next.deb")
-    return "/root/next.deb"
+    control.write_text(re.sub(r"^(Version: .*)-1$", rf"\1-{revision}", control.read_text(), flags=re.MULTILINE))
+    call("dpkg-deb", "--root-owner-group", "--build", str(unpacked), f"{here.folder}/root/{revision}.deb")
+    return f"/root/{revision}.deb"
 
 
 def call(*command: str) -> None:
@@ -63,8 +67,8 @@ def call(*command: str) -> None:
 
 
 def test_its_life(here: Machine, built: Path) -> None:
-    old = package(here, built)
-    new = next_package(here, old)
+    new = package(here, built)
+    old = next_package(here, new, 0)
 
     # Installed: it serves, with its settings, for everybody.
     here.does("dpkg", "--install", old)
@@ -102,6 +106,8 @@ def test_its_life(here: Machine, built: Path) -> None:
     assert "Explain whether an access file permits an action" in page
     completes = ". /usr/share/bash-completion/completions/titanic; complete -p titanic"
     assert "_titanic_completion" in here.does("bash", "-c", completes)
+    assert "man:titanic-serve(1)" in here.shows("titanic", "Documentation")
+    here.does("test", "-f", "/usr/share/man/man1/titanic-serve.1.gz")
     # Schedules need what others have to install.
     schedules = here.folder / "etc/titanic/schedules.toml"
     schedules.write_text("[nightly]\nservice = 'absent'\ncron = '0 3 * * *'\n")
@@ -119,8 +125,15 @@ def test_its_life(here: Machine, built: Path) -> None:
     settings = here.folder / "etc/titanic/titanic.toml"
     settings.write_text(settings.read_text().replace("#grace = 10.0", "grace = 3.0"))
     before = here.shows("titanic", "MainPID")
+    here.does("systemctl", "enable", "--now", "titanic-backup.timer")
     here.does("dpkg", "--install", new)
-    assert here.does("dpkg-query", "--show", "--showformat", "${Version}", "titanic-queue").endswith("-2")
+    assert here.does("dpkg-query", "--show", "--showformat", "${Version}", "titanic-queue").endswith("-1")
+    assert here.says("dpkg --listfiles titanic-queue | grep -v ^/usr") == "/."  # else lintian says aliased-location
+    assert here.run("dpkg", "--verify", "titanic-queue").out == ""
+    for unit in UNITS:
+        assert here.shows(unit, "LoadState") == "loaded", unit
+    for unit in ("titanic", "titanic-backup.timer"):
+        assert (here.shows(unit, "ActiveState"), here.shows(unit, "UnitFileState")) == ("active", "enabled"), unit
     assert here.shows("titanic", "MainPID") not in (before, "0")
     here.until(lambda: here.shows("titanic-worker@upper", "ActiveState") == "active")  # an upgrade waits for no worker
     assert "grace = 3.0" in settings.read_text()

@@ -56,6 +56,7 @@ def test_its_life(here: Machine) -> None:
     assert here.shows("titanic", "ActiveState") == "active"
     assert here.shows("titanic", "StatusText").startswith("0 waiting, 0 running, ")
     assert here.shows("titanic", "User") == "titanic"
+    assert here.shows("titanic", "Documentation") == ""  # there are no manual pages
     here.does("systemd-analyze", "--man=no", "verify", *SERVERS)
     assert [unit for unit in SERVERS if exposure(here, unit) > 1.5] == []
 
