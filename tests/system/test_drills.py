@@ -19,7 +19,8 @@ PENDING, UNKNOWN = 3, 4
 
 def commands(heading: str) -> list[str]:
     """The root commands of a section."""
-    section = README.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    level, section = re.split(rf"^(##+) {heading}$", README, maxsplit=1, flags=re.MULTILINE)[1:]
+    section = re.split(rf"^#{{2,{len(level)}}} ", section, maxsplit=1, flags=re.MULTILINE)[0]
     found: list[str] = re.findall(r"^    # (.*)$", section, re.MULTILINE)
     assert found, heading
     return found
