@@ -3,9 +3,10 @@
 #
 #   deb.sh PYTHON OUTDIR [REVISION [WHEEL]]
 #
-# PYTHON must have the modules build and pip; it need not be the system's. Without WHEEL, one is built. The package includes Titanic's Python
-# dependencies, because Debian lacks some of them: in /usr/lib/titanic, which other programs do not import from. There
-# postinst gives each version a folder of its own, so that processes of the old one find their files.
+# PYTHON must have the modules build and pip; it need not be the system's. Without WHEEL, one is built. The package
+# includes Titanic's Python dependencies, because Debian lacks some of them: in /usr/lib/titanic, which other programs do
+# not import from. There postinst gives each version a folder of its own, so that processes of the old one find their
+# files.
 set -eu
 python=$1 out=$2 revision=${3:-1} wheel=${4:-}
 here=$(cd "$(dirname "$0")" && pwd)

@@ -45,7 +45,7 @@ HOUR, DAY = 3600, 86_400
 """Seconds. The times of the day before a span are the usual ones."""
 
 LATE_HOURS = 2
-"""Hours in which processes may still count, and the one that goes on; in those before nothing changes."""
+"""How many of the newest hours, the current one included, may still change."""
 
 _SECOND = 1_000_000
 
@@ -166,8 +166,7 @@ def _periods(
 
 
 class FinishedHours:
-    """What services did in the hours of a day in which nothing changes any more: they are summed up once an hour. Used
-    in one thread."""
+    """Sums of the hours of a day that no longer change, computed once an hour. Used in one thread."""
 
     def __init__(self) -> None:
         self._until = 0
