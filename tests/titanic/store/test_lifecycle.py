@@ -501,6 +501,40 @@ def test_a_listing_looks_at_a_bounded_number_of_requests(store, monkeypatch):
     assert [[row.uuid for row in page] for page in pages] == [[], [], [uuids[9]]]
 
 
+@pytest.mark.parametrize("newest", [False, True])
+def test_a_listing_of_what_waits_does_not_look_at_what_has_ended(store, monkeypatch, newest):
+    for engine in ("lmdb.listing", "postgres.queries"):
+        monkeypatch.setattr(f"titanic.store.{engine}.LOOKED_AT", 8)
+    ended = accept(store, *[NewRequest(b"many", [])] * 30)
+    uuids = accept(store, *[NewRequest(b"s%d" % (n % 3), [], priority=n % 4) for n in range(6)])
+    ended += accept(store, *[NewRequest(b"many", [])] * 30)
+    for uuid in ended:
+        finish(store, uuid, Status.FAILED)
+    postpone(store, uuids[3], NOW + 7)
+    waiting = [uuid for uuid in uuids if uuid != uuids[3]]
+    with store.read() as txn:
+        for states, right in ((State.WAITING,), waiting), ((State.WAITING, State.DELAYED), uuids):
+            page = txn.select(states, newest=newest)
+            assert [row.uuid for row in page] == (right[::-1] if newest else right)
+            assert page.next is None
+
+
+@pytest.mark.lmdb
+def test_too_many_queues_are_not_merged(store, monkeypatch):
+    monkeypatch.setattr(listing, "LOOKED_AT", 3)
+    monkeypatch.setattr(listing, "_MOST_QUEUES", 3)
+    finished = accept(store, *[NewRequest(b"many", [])] * 4)
+    uuids = accept(store, *[NewRequest(b"s%d" % n, []) for n in range(4)])
+    for uuid in finished:
+        finish(store, uuid)
+    with store.read() as txn:
+        pages = [txn.select((State.WAITING,))]
+        while pages[-1].next:
+            pages.append(txn.select((State.WAITING,), after=pages[-1].next))
+        assert [row.uuid for page in pages for row in page] == uuids
+        assert len(pages) > 1
+
+
 def test_a_listing_with_time_finds_what_is_rare_at_once(store, monkeypatch):
     for engine in ("lmdb.listing", "postgres.queries"):
         monkeypatch.setattr(f"titanic.store.{engine}.LOOKED_AT", 4)

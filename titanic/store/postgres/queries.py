@@ -264,6 +264,10 @@ _WITH_TIME = 10
 An index of replies by service would find rare ones at once, but each reply would be put into it and taken out of it
 again (lmdb/listing.py has figures for such an index)."""
 
+_FEW_WAIT = """
+SELECT (SELECT count(*) FROM (SELECT FROM titanic.reply LIMIT %s) ended) = %s
+    AND (SELECT count(*) FROM (SELECT FROM titanic.ready LIMIT %s) waiting) < %s"""
+
 _DEAD = {State.FAILED, State.EXPIRED}
 _BEYOND = "ff" * SIZE
 
@@ -320,7 +324,7 @@ def select(
     most = LOOKED_AT
     if seconds and service is not None and text is None:
         most *= _WITH_TIME
-    candidates = _candidates(states, service, owner, after, order, most)
+    candidates = _candidates(tx, states, service, owner, after, order, most)
     query = _select(candidates, states, service, older_than, owner, text, order, limit + 1)
     return _page(tx, candidates, query, after, limit, order, text, most)
 
@@ -336,7 +340,7 @@ def list_running(
     text: str | None = None,
 ) -> Page:
     order = _NEWEST_FIRST if newest else _OLDEST_FIRST
-    candidates = _candidates((State.WAITING,), service, owner, after, order, LOOKED_AT)
+    candidates = _candidates(tx, (State.WAITING,), service, owner, after, order, LOOKED_AT)
     query = _select(candidates, (State.WAITING,), service, None, owner, text, order, limit + 1, CLAIMED)
     return _page(tx, candidates, query, after, limit, order, text, LOOKED_AT)
 
@@ -389,6 +393,7 @@ def unended(
 
 
 def _candidates(
+    tx: SnapshotReader,
     states: Collection[State] | None,
     service: bytes | None,
     owner: bytes | None,
@@ -399,7 +404,7 @@ def _candidates(
     """A query for ids behind `after` and their services, in order, all of those that can be in these states among them;
     at most so many.
 
-    It walks over the smallest index that has them all.
+    It walks over the smallest index that has them all. Few that wait among many that have ended are sorted.
     """
     wanted = set(State if states is None else states)
     behind = _whole(after or b"", order.place)
@@ -415,16 +420,29 @@ def _candidates(
     later = f"SELECT uuid, service FROM titanic.later WHERE {beyond}"
     if wanted == {State.DELAYED}:
         return (f"{later} {limited}", behind, most)
+    queue: Query
     if service is not None:
-        queue = f"""
+        text = f"""
     SELECT one.uuid, one.service FROM generate_series(0, 9) AS p (rank) CROSS JOIN LATERAL (
         SELECT uuid, service FROM titanic.ready WHERE service = %s AND rank = p.rank AND {beyond} {limited}
     ) one"""
-        if wanted == {State.WAITING}:
-            return (f"{queue} {limited}", service, behind, most, most)
-        places = f"{queue} UNION ALL ({later} {limited}) UNION ALL ({replies} {limited})"
-        return (f"{places} {limited}", service, behind, most, *[behind, most] * 2, most)
-    return (f"{requests} {limited}", behind, most)
+        queue = (text, service, behind, most)
+    elif wanted.isdisjoint(ENDED) and _few_wait(tx):
+        queue = (f"SELECT uuid, service FROM titanic.ready WHERE {beyond}", behind)
+    else:
+        return (f"{requests} {limited}", behind, most)
+    found, *parameters = queue
+    if wanted != {State.WAITING}:
+        found, parameters = f"{found} UNION ALL ({later} {limited})", [*parameters, behind, most]
+    if not wanted.isdisjoint(ENDED):
+        found, parameters = f"{found} UNION ALL ({replies} {limited})", [*parameters, behind, most]
+    return (f"{found} {limited}", *parameters, most)
+
+
+def _few_wait(tx: SnapshotReader) -> bool:
+    """Whether more have ended than a call examines, and few enough wait to be sorted."""
+    few = LOOKED_AT * _WITH_TIME
+    return bool(tx.fetch_row(_FEW_WAIT, LOOKED_AT, LOOKED_AT, few, few)[0])
 
 
 def _select(

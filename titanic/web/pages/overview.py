@@ -119,7 +119,7 @@ async def _poison(client: Client) -> list[RequestInfo]:
 
 
 async def _oldest(client: Client) -> RequestInfo | None:
-    """Find the request that has waited longest, if it is near the beginning of the list."""
+    """Find the request that has waited longest, if the server finds it soon."""
     after = None
     for _ in range(5):  # a page can be empty without being the last
         rows, after = await client.list(state="waiting", limit=1, after=after)
