@@ -21,6 +21,7 @@ from starlette.routing import Route
 from titanic.client.batching import KEY_PREFIX
 from titanic.client.flows import FlowTree, flow_tree
 from titanic.errors import InvalidRequest, TitanicError, UnknownRequest
+from titanic.facts.service_health import POISON
 from titanic.protocol.answers import BODY_GONE, Look, lacks_body
 from titanic.protocol.documents import SUBMITTER_FIELDS, RequestInfo
 from titanic.protocol.tsp import FLOW_SUFFIX, Frames
@@ -159,6 +160,7 @@ async def request_page(request: Request) -> Response:
         arguments=task_arguments(frames[0]) if len(frames) == 1 and is_whole(look) and not raw else None,
         raw=raw,
         runs=not is_internal(row["service"]),
+        poison=POISON,
         reply=reply,
         errors=[_error(detail) for detail in details],
         tree=await _tree(request, row),
@@ -203,14 +205,15 @@ def _commands(request: Request, row: RequestInfo) -> list[tuple[str, str]]:
     if row["state"] == "done":
         found.append((f"curl{token} {base}/v1/requests/{uuid}/reply", "its reply"))
     if row["state"] in ("failed", "expired"):
-        found.append((f"titanic retry {uuid}{at}", "retry it"))
+        kills = "; it may kill its workers again" if row["reason"].startswith(POISON) else ""
+        found.append((f"titanic retry {uuid}{at}", f"retry it{kills}"))
     return found
 
 
-async def close_page(request: Request) -> Response:
-    """Ask for confirmation, because closing cannot be undone."""
-    row = await visitor_of(request).client.show(_uuid(request))
-    return app_state(request).page(request, "request_close.html", row=row)
+async def confirm(request: Request) -> Response:
+    """Ask for confirmation: closing cannot be undone, and a retry of poison may kill workers again."""
+    row, action = await visitor_of(request).client.show(_uuid(request)), request.url.path.rpartition("/")[2]
+    return app_state(request).page(request, "request_confirm.html", row=row, action=action, poison=POISON)
 
 
 async def retry(request: Request) -> Response:
@@ -268,7 +271,9 @@ def is_whole(found: Look) -> bool:
 async def again_page(request: Request) -> Response:
     """Ask for confirmation to run a request again, with this body or another."""
     found = await _look_again(request)
-    return app_state(request).page(request, "request_again.html", row=found.info, text=_editable(found.body))
+    return app_state(request).page(
+        request, "request_again.html", row=found.info, text=_editable(found.body), poison=POISON
+    )
 
 
 async def again(request: Request) -> Response:
@@ -616,7 +621,8 @@ ONE_ROUTES = [
     Route("/requests/{uuid}", request_page),
     Route("/requests/{uuid}/again", again_page),
     Route("/actions/requests/{uuid}/again", again, methods=["POST"]),
-    Route("/requests/{uuid}/close", close_page),
+    Route("/requests/{uuid}/close", confirm),
+    Route("/requests/{uuid}/retry", confirm),
     Route("/actions/requests/{uuid}/retry", retry, methods=["POST"]),
     Route("/actions/requests/{uuid}/start", start, methods=["POST"]),
     Route("/actions/requests/{uuid}/close", close, methods=["POST"]),

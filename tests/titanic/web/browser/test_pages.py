@@ -57,7 +57,11 @@ def test_pages_about_requests(window: Window, lived: Lived, client: Client) -> N
     delayed = client.submit("mail" * 30, b"x", delay=3600, key="order 7 " + "k" * 100, limit=5, ttl=7200)
     page = window.page(f"/requests/{done}")
     task = client.submit("resize", b'{"args": [1, "' + b"x" * 300 + b'"], "kwargs": {"width": {"a": [1, 2]}}}')
-    for path in (done, f"{done}?view=raw", failed, delayed, flow, task, lived.expired(), f"{delayed}/close"):
+    poison = lived.failed("poison: 3 workers died")
+    for path in (
+        *(done, f"{done}?view=raw", failed, delayed, flow, task, lived.expired()),
+        *(f"{delayed}/close", poison, f"{poison}/retry", f"{poison}/again"),
+    ):
         page.goto(f"/requests/{path}")
         window.check(page)
     for path in (

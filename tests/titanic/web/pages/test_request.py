@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from markupsafe import escape
 from support.lived import PICTURE, Lived
-from support.pages import Page
+from support.pages import Page, page_of
 from support.serving import QUICK
 from support.waiting import until
 
@@ -130,6 +130,20 @@ def test_an_expired_request_is_retried_with_the_body_of_a_form(
     assert "Old body late" in found.text
     waiting = Page(http.get(f"/requests/{uuid}/again").text)
     assert "Retry with this body" not in waiting.text
+
+
+def test_a_retry_of_poison_says_that_it_may_kill_workers(http: httpx.Client, lived: Lived, client: Client) -> None:
+    uuid = lived.failed("poison: 3 workers died")
+    found, action = page(http, uuid), f"/actions/requests/{uuid}/retry"
+    assert action not in [attributes.get("action") for attributes, _ in found.forms]
+    assert "retry it; it may kill its workers again" in found.text
+    asked = page_of(http, found.links["Retry…"])
+    assert "Each attempt may kill another worker" in asked.text
+    assert "Each attempt may kill another worker" in page_of(http, found.links["Run again…"]).text
+    assert client.show(uuid)["state"] == "failed"
+    answer = http.post(action, data=asked.form(action), follow_redirects=True)
+    assert "Queued again" in answer.text
+    assert "kill" not in page(http, lived.failed("no way")).text
 
 
 def test_closing_asks_for_confirmation(http: httpx.Client, client: Client) -> None:

@@ -182,6 +182,7 @@ def test_selected_requests_are_retried(http: httpx.Client, client: Client, failu
     given = {"csrf": form["csrf"], "do": "retry", "uuid": failures[:2], "state": "failed"}
     page = Page(http.post("/requests/selected", data=given).text)
     assert page.headings[0] == "Retry 2 requests?"
+    assert "“poison:” may kill workers again" in page.text
     confirmed = page.form("/actions/requests")
     assert confirmed["uuids"].split() == failures[:2]
     assert page.links["Cancel"] == "/requests?state=failed"
