@@ -46,7 +46,7 @@ def cron(words: Words, once: bool, as_json: bool, log_level: str, log_format: st
     titanic cron list FILE        list the last and next tick of each schedule
     titanic cron list             list all schedules that schedulers have registered
     titanic cron run FILE NAME    submit a request now, in addition to the ticks
-    titanic cron run NAME         have the scheduler that runs it do so, within 30 s
+    titanic cron run NAME         have its scheduler submit a request now, within 30 s
     titanic cron pause NAME...    pause schedules
     titanic cron resume NAME...   resume schedules; skipped ticks do not count as missed
 

@@ -317,10 +317,9 @@ def services(as_json: bool, last: float, reach: EndpointReach) -> None:
     """List the services: what waits and runs now, and what they did in the last hour.
 
     Counts and times outlast restarts, and are those of all servers that share a store. WAIT is the time until the first
-    attempt, RUN that of an attempt: half, 90 % and 99 % took no longer, about. RUN NOW: half of the attempts of the
-    last minutes, and usually, took no longer. RETRIED counts attempts that failed and were followed by another. RUNNING
-    exceeds WORKERS while requests sent ahead wait for a free worker, and a limit that was lowered until those of before
-    have ended.
+    attempt, RUN that of an attempt: the median, 90 % and 99 %, approximately. RUN NOW is the median of the last minutes
+    and the usual one. RETRIED counts attempts that failed and were followed by another. RUNNING may exceed WORKERS, as
+    some requests are sent ahead, and a limit that was lowered, as that stops none.
 
     --json prints {since, step, incomplete, total, services, other, bytes}: since in microseconds since 1970; step the
     length of a period in seconds; incomplete [[from, until]] of spans for which counts are missing, because a server

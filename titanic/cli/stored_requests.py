@@ -489,10 +489,11 @@ def retry(
     Give UUIDs, or select requests by --service, --older-than or --all. If none of the UUIDs can be requeued, the
     command reports why, and exits with 4 if all are unknown, else with 1.
 
-    With --where, a job in the server counts the requests that match every condition, asks, then retries those that
-    still match, --rate a second at most; see `titanic redrive`. `error` is a text of `titanic ls --group-errors`, or an
-    error of that group; `text` a part of the error or key; `body` a part of the body; `since` and `until` are times of
-    submission, as in 2h or 2026-12-01T08:00+01:00; `older-than` as --older-than.
+    With --where, a job in the server counts the requests that match every condition; once you have confirmed, it
+    retries those that still match, at most --rate a second; see `titanic redrive`. `error` is a text of
+    `titanic ls --group-errors`, or an error of that group; `text` a part of the error or key; `body` a part of the
+    body; `since` and `until` are times of submission, as in 2h or 2026-12-01T08:00+01:00; `older-than` as
+    --older-than.
 
     --body replaces the body of one request, the user's own unless the user has `admin`. `titanic show` has the first
     16 KiB of the first and of the last body that was replaced.

@@ -441,8 +441,9 @@ def close(
     space (--keep-closed of the server limits the time). An archive keeps them permanently. With --closed-body-limit 0
     the server keeps no bodies, but freed pages of the file are overwritten only when they are reused.
 
-    With --where, a job in the server counts the requests that match, asks for their number, then closes those that
-    still match, as of `titanic retry --where`. It needs a state, an error or a key; running requests do not match.
+    With --where, a job in the server counts the requests that match; once you have typed their number, it closes those
+    that still match, as with `titanic retry --where`. A state, an error or a key is required; running requests do not
+    match.
 
     --json prints {uuids}: the UUIDs given; with --kill also {not_killed}; with --where the job, as `titanic redrive`.
 
