@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, cast
 
 from broker import User
 from titanic.facts.audit import Act, last_act
+from titanic.facts.service_health import POISON
 from titanic.protocol.documents import WhyInfo
 from titanic.protocol.permissions import lacks
 from titanic.services import nodes
@@ -50,9 +51,6 @@ MAX_REASON = 200
 
 SILENT_SHARE = 0.5
 """A node that has not renewed its lease for this share of it has missed two renewals."""
-
-POISON = "poison"
-"""How the reason of a request begins that killed its workers."""
 
 _NO_LIMITS = ServiceLimits()
 
@@ -165,7 +163,7 @@ def explain(facts: Facts) -> WhyInfo:
     if view is not None and view.running_for is not None:
         return _in_flight(facts, view, view.running_for)
     if facts.claim is not None:
-        return _claimed(facts.claim)
+        return _claimed(facts, facts.claim)
     if row.state is State.DELAYED and row.due > facts.now_us:
         return _later(facts)
     if facts.paused:
@@ -211,9 +209,9 @@ def _ended(facts: Facts) -> WhyInfo:
         return _why("done", f"it succeeded {when}", f"titanic reply {uuid}", until=row.finished_at)
     kind = row.state.name.lower()
     if row.state is State.FAILED and row.reason.startswith(POISON):
-        kind = POISON
+        kind = "poison"
     text = f"it {'was cancelled' if kind == 'cancelled' else 'expired' if kind == 'expired' else 'failed'} {when}"
-    next_step = f"titanic {'show' if kind == POISON else 'retry'} {uuid}"  # a retry kills more workers
+    next_step = f"titanic {'show' if kind == 'poison' else 'retry'} {uuid}"  # a retry kills more workers
     return _why(kind, text + (f": {said}" if said else ""), next_step, until=row.finished_at)
 
 
@@ -234,17 +232,16 @@ def _in_flight(facts: Facts, view: DispatchView, seconds: float) -> WhyInfo:
     return _busy(facts, "it is queued at the broker for the next free worker")
 
 
-def _claimed(claim: ClaimRow) -> WhyInfo:
+def _claimed(facts: Facts, claim: ClaimRow) -> WhyInfo:
     name = claim.node or f"number {claim.incarnation}"
     if claim.lease is None:
         text = f"node {name} has ended; the request waits for its worker to come to another node"
         return _why("return", text, "titanic nodes")
     if claim.silent > SILENT_SHARE * (claim.silent + claim.lease):
         text = f"node {name} has it, but has not renewed its lease for {duration(claim.silent)}"
-        left = max(0.0, claim.lease)
-        found = _why("lease", f"{text}; unless it does, other nodes take over in {duration(left)}", "titanic nodes")
-        found["seconds"] = left
-        return found
+        found = _why("lease", f"{text}; unless it does, other nodes take over", "titanic nodes")
+        found["seconds"] = max(0.0, claim.lease)
+        return _until(found, facts, claim.lease)
     return _why("running", f"node {name} has it, for its workers", "titanic nodes")
 
 

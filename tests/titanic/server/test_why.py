@@ -229,6 +229,7 @@ def test_its_node_has_died(tmp_path: Path) -> None:
         found = here.show(uuid, why=True)["why"]
         assert found["kind"] == "lease"
         assert 0 < found["seconds"] <= 30
+        assert found["until"] == pytest.approx((here.clock() + found["seconds"]) * 1e6, abs=60e6)
         assert "has not renewed its lease for 7" in found["text"]
 
 

@@ -96,6 +96,13 @@ def test_the_reason(facts: dict[str, Any], kind: str, text: str) -> None:
     assert (found["kind"], found["text"]) == (kind, text)
 
 
+def test_a_lease_says_until_when() -> None:
+    assert why(claim=ClaimRow(7, "b", 3.0, 7.0))["until"] == NOW + 3_000_000
+    found = why(claim=ClaimRow(7, "b", -1.0, 11.0))  # no other node has ended it yet
+    assert (found["until"], found["seconds"]) == (NOW, 0.0)
+    assert found["text"].endswith("unless it does, other nodes take over now")
+
+
 def test_how_long_the_queue_takes() -> None:
     view = DispatchView(in_flight=[bytes(16)] * 2, speed=4.0)
     found = why(view=view, workers=4, running=4, ahead=812)  # half of those running are at other nodes
