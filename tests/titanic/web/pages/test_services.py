@@ -81,7 +81,10 @@ def test_of_many_services_the_largest_are_listed_and_each_has_its_page(
         client.submit_batch(name, [b"x"] * (2 if name in "cde" else 1))
     until(lambda: "And 2 more services with 2 waiting requests" in page_of(http, "/services").text)
     assert [row[0] for row in page_of(http, "/services").rows] == ["c", "d", "e"]
-    assert page_of(http, "/services/a").figures["Waiting"].startswith("1 oldest")
+    filtered = page_of(http, "/services?q=a")
+    assert "No matching services among those listed" in filtered.text
+    assert "And 2 more services with 2 waiting requests" in filtered.text
+    assert page_of(http, filtered.links["a"]).figures["Waiting"].startswith("1 oldest")
     assert "All services (2 more)" in page_of(http, "/").text
     listed = http.get("/v1/services").json()
     assert [row["name"] for row in listed["services"]] == ["c", "d", "e"]
