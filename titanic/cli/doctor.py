@@ -44,6 +44,7 @@ from titanic.facts.service_health import (
     outcomes,
     run_times,
 )
+from titanic.protocol.answers import DISK_FULL, FREE_DISK
 from titanic.store import library_version
 from titanic.util import ids
 from titanic.util.files import IN_MEMORY, file_system
@@ -208,8 +209,8 @@ class Doctor:
         code, problems = judge(found, self._reach.timeout, None, None)
         for problem in problems:
             advice = "titanic status shows what fills it" if "full" in problem or "space" in problem else ""
-            if found.document["disk_full"] and "disk" in problem:  # other files fill it, perhaps
-                advice = f"free space where {found.document['store']['path']} is, or restore a backup"
+            if problem == DISK_FULL:  # other files fill it, perhaps
+                advice = f"{FREE_DISK}, at {found.document['store']['path']}"
             self._add("server", problem, advice, ok=False)
         if not code:
             text = f"{', '.join(self._reach.endpoint)} answered in {duration(found.took)}"

@@ -20,6 +20,7 @@ from titanic.cli.store_files import Files, open_source, source_options
 from titanic.client.client import Client
 from titanic.errors import RequestError, TimedOut, TitanicError
 from titanic.facts.service_health import HOUR, LATELY, RECENTLY, RunTimes, run_times
+from titanic.protocol.answers import DISK_FULL
 from titanic.protocol.documents import Percentiles, WorkerInfo
 from titanic.store import PINS_MUCH
 from titanic.util.text import counted, duration, is_url, limit_texts, printable
@@ -148,7 +149,7 @@ def _watch(every: float, as_json: bool, where: dict[str, Any]) -> None:
 def _show(document: dict[str, Any], before: tuple[float, dict[str, Any]] | None = None, now: float = 0.0) -> None:
     store, running, done = document["store"], document.get("running", 0), document.get("since_start")
     if document.get("disk_full", False):
-        full = "; its disk is full, or it was deleted"
+        full = f"; {DISK_FULL}"
     else:
         full = "" if document.get("accepting", True) else "; it is full"
     durability = document.get("durability", "synced")
@@ -484,7 +485,7 @@ def judge(found: Observation, timeout: float, max_waiting: int | None, max_age: 
     waiting, oldest = found.waiting or 0, found.oldest
     full, warnings = [], []
     if found.document["disk_full"]:
-        full.append("the disk of the store is full, or the store was deleted")
+        full.append(DISK_FULL)
     elif not found.document["accepting"]:
         full.append("the store is full")
     elif found.document.get("refuses_for_room"):

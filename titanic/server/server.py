@@ -31,6 +31,7 @@ from titanic.errors import StoreFailed, TitanicError
 from titanic.facts.audit import Act, Audit, AuditWrite, system_origin
 from titanic.facts.closed_steps import ClosedSteps
 from titanic.protocol import tsp
+from titanic.protocol.answers import DISK_FULL, FREE_DISK
 from titanic.server.front import LAST, Front, IntegratedFront
 from titanic.server.server_access import ServerAccess
 from titanic.server.snapshot import (
@@ -68,7 +69,7 @@ RELOAD_SECONDS = 10.0
 
 SHORTAGES = {
     "store": "the store is full; close requests, or raise its capacity",
-    "disk": "the disk of the store is full, or the store was deleted; free space, or restore a backup",
+    "disk": f"{DISK_FULL}; {FREE_DISK}",
 }
 
 

@@ -150,12 +150,16 @@ def test_health_of_a_full_store(tmp_path: Path) -> None:
 
 
 def test_health_of_a_store_that_was_deleted(tmp_path: Path) -> None:
-    """It cannot be told from a disk without room, so both are named, as in /readyz."""
+    """It cannot be told from a disk without room, so all name both, in the same words."""
     with serving(tmp_path) as (_, endpoint):
         assert here("health", *at_leisure(endpoint)).code == 0
         shutil.rmtree(tmp_path / "store")
         bad = here("health", *at_leisure(endpoint))
-        assert (bad.code, bad.out) == (2, b"critical: the disk of the store is full, or the store was deleted\n")
+        text = "the disk of the store is full, or the store was deleted"
+        assert (bad.code, bad.out) == (2, f"critical: {text}\n".encode())
+        assert f"; {text}\n".encode() in here("status", "--endpoint", endpoint).out
+        advice = f"{text}; free space, or restore a backup, at {tmp_path / 'store'}\n"
+        assert advice.encode() in here("doctor", *at_leisure(endpoint)).out
 
 
 def test_health_of_one_who_is_slow() -> None:

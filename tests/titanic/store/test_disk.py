@@ -226,9 +226,9 @@ def test_a_full_disk_is_named_wherever_somebody_looks(disk, tmp_path):
         assert (bad.code, bad.out) == (2, f"critical: {FULL_OR_GONE.partition(';')[0]}\n".encode())
         document = here("status", "--json", *at).json
         assert (document["disk_full"], document["accepting"]) == (True, False)
-        assert b"; its disk is full, or it was deleted\n" in here("status", *at).out
+        assert b"; the disk of the store is full, or the store was deleted\n" in here("status", *at).out
         doctor = here("doctor", "--timeout", "60", "--store", disk.path / "store", *at)
-        advice = f"free space where {disk.path / 'store'} is, or restore a backup"
+        advice = f"free space, or restore a backup, at {disk.path / 'store'}"
         assert (
             f"problem  server: the disk of the store is full, or the store was deleted; {advice}\n".encode()
             in doctor.out

@@ -22,6 +22,7 @@ from titanic.facts.service_health import (
     is_slow,
     outcomes,
 )
+from titanic.protocol.answers import DISK_FULL, FREE_DISK
 from titanic.protocol.documents import FactsInfo, Filling, NodeInfo, RequestInfo, ServiceFacts, StoreStats
 from titanic.web.app_state import app_state, visitor_of
 from titanic.web.pages.forms import NotPermitted, unless_forbidden
@@ -35,6 +36,7 @@ from titanic.web.template_filters import (
     number,
     percent,
     rate,
+    sentence,
     service_url,
     size,
     span,
@@ -177,10 +179,7 @@ def assess(
     stats, store = sample.stats, sample.stats["store"]
     critical, warnings = list[Markup](), list[Markup]()
     if stats["disk_full"]:
-        text = (
-            "The store's disk is full, or the store was deleted; new requests are rejected. Free space, or restore it."
-        )
-        critical.append(text + FILLED)
+        critical.append(f"{sentence(DISK_FULL)} New requests are rejected: {FREE_DISK}." + FILLED)
     elif not stats["accepting"] or stats.get("refuses_for_room"):
         text = "The store is full, so new requests are rejected. Delete ended requests or raise --capacity."
         critical.append(text + FILLED)
@@ -256,6 +255,8 @@ async def store(request: Request) -> Response:
         missing=[one for one in (sample, nodes, archive) if isinstance(one, NotPermitted)],
         durability=DURABILITY.get(stats["durability"], "") if stats else "",
         database=path.startswith(("postgresql:", "postgres:")),
+        disk_full=DISK_FULL,
+        free_disk=FREE_DISK,
     )
 
 

@@ -122,7 +122,7 @@ def sampled(**stats: Any) -> StatsSample:
 @pytest.mark.parametrize(
     ("stats", "text"),
     [
-        ({"disk_full": True}, "The store's disk is full"),
+        ({"disk_full": True}, "The disk of the store is full, or the store was deleted. New requests"),
         ({"accepting": False}, "The store is full"),
         ({"refuses_for_room": True}, "The store is full"),
     ],
