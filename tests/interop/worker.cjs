@@ -1,4 +1,5 @@
-// A worker with slots, written from titanic/PROTOCOL.md: worker.cjs ENDPOINT SLOTS SERVICE LIMIT:SERVICE…
+// The frames of a worker with several services and slots: worker.cjs ENDPOINT SLOTS SERVICE LIMIT:SERVICE…
+// It neither connects again nor notices silence: worker.mjs does.
 //
 // It replies with the name of the service and the request's first frame in capitals; a request `wait` takes until
 // another one, `go`, comes, or until SIGTERM, which ends the worker: it returns what still comes. It prints `registered`
