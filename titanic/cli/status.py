@@ -42,7 +42,8 @@ RATES = ("accepted", "dispatched", "succeeded", "failed", "closed")
 def status(as_json: bool, watch: float | None, **where: Any) -> None:
     """Show the store, and the waiting requests and workers of each service.
 
-    --json prints one object, with --watch one per line; with --offline only store, services and workers.
+    --json prints one object, with --watch one per line; with --offline only store, services, other, settings, filled_by
+    and workers.
 
     \b
     store            {path, requests, waiting, delayed, replies, used,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import builtins
 import json
 import os
+import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -22,8 +24,9 @@ from titanic.protocol.answers import check, unknown
 from titanic.protocol.documents import NodeInfo, RequestInfo
 from titanic.protocol.tsp import Frames
 from titanic.services import list_requests, nodes, server_stats
+from titanic.services.named_services import NamedServices
 from titanic.settings import ServerConfig
-from titanic.store import Outcome, open_read_only, ready_counts
+from titanic.store import Outcome, open_read_only
 
 OFFLINE = "Without a server"
 
@@ -86,13 +89,12 @@ class Files:
     def stats(self, *, filled_by: bool = False) -> dict[str, Any]:
         """What is stored and what waits."""
         with self._store.read() as transaction:
-            settings, queues = transaction.service_settings(), transaction.queues()
-            counts = ready_counts(queues)
+            settings = transaction.service_settings()
+            named = NamedServices(step=sys.maxsize).choose(transaction, settings, settings)
             return {
-                "store": {"path": self._store.place, **transaction.counts()._asdict()},
-                "services": {name.decode(errors="replace"): count for name, count in counts.items()},
+                **server_stats.stored(self._store.place, transaction.counts(), named, Counter()),
                 **({"settings": set_service.document(settings)} if settings else {}),
-                **({"filled_by": server_stats.filled_by(transaction, queues)} if filled_by else {}),
+                **({"filled_by": server_stats.filled_by(transaction, named.queues)} if filled_by else {}),
             }
 
     def nodes(self) -> builtins.list[NodeInfo] | None:

@@ -18,10 +18,10 @@ from titanic.protocol.permissions import lacks
 from titanic.protocol.tsp import SERVICES, Frames
 from titanic.services import nodes
 from titanic.services.ask import ServiceContext, ServiceFigures, ServiceHost
-from titanic.services.named_services import MOST_FILLING
+from titanic.services.named_services import MOST_FILLING, Named
 from titanic.services.ownership import is_hidden
 from titanic.settings import ServiceLimits
-from titanic.store import NO_QUEUE, NOTHING_SET, Limits, QueueFigures, ReadTransaction, ServiceSettings, Store
+from titanic.store import NO_QUEUE, NOTHING_SET, Counts, Limits, QueueFigures, ReadTransaction, ServiceSettings, Store
 from titanic.store.states import ENDED
 from titanic.util import ids
 from titanic.util.text import read_process
@@ -79,17 +79,10 @@ def answer(
     first = {*live, *running, *elsewhere, *limits, *settings}
     anyway = {name.encode() for name in asked.of[:MOST_SERIES]}
     named = context.named.choose(transaction, {*first, *figures.ended, *figures.workers, *anyway}, first, anyway)
-    queues = {name: named.queues.get(name, NO_QUEUE) for name in named.services}
     counts, now = transaction.counts(), time.monotonic()
-    waiting = max(0, counts.waiting - running.total())
     lately = now < context.refused_full_at + REFUSED_LATELY
     document: dict[str, Any] = {
-        "store": {"path": store.place, **counts._replace(waiting=waiting)._asdict()},
-        "services": {
-            name.decode(errors="replace"): max(0, queue.ready - running[name])
-            for name, queue in queues.items()
-            if queue.ready
-        },
+        **stored(store.place, counts, named, running),
         "durability": store.durability,
         "accepting": not (space.disk_full or space.full),
         "disk_full": space.disk_full,
@@ -99,10 +92,6 @@ def answer(
         **context.dispatcher.stats(),
         "facts": {"used": transaction.facts_bytes(), "room": store.facts_room},
     }
-    if named.others > 0:
-        delayed = counts.delayed - sum(queue.unended - queue.ready for queue in queues.values())
-        waits = waiting - sum(document["services"].values())
-        document["other"] = {"services": named.others, "waiting": max(0, waits), "delayed": max(0, delayed)}
     if readers := store.readers():
         document["readers"] = [reader._asdict() for reader in readers]
     if shares:
@@ -129,6 +118,22 @@ def answer(
     if context.queue:
         document["queue"] = context.queue
     return [tsp.OK, json.dumps(document).encode()]
+
+
+def stored(place: str, counts: Counts, named: Named, running: Counter[bytes]) -> dict[str, Any]:
+    """What is stored, and what waits: of the named services, and of the others together. `running`: by service."""
+    queues = {name: named.queues.get(name, NO_QUEUE) for name in named.services}
+    ready = {name: max(0, queue.ready - running[name]) for name, queue in queues.items() if queue.ready}
+    waiting = max(0, counts.waiting - running.total())
+    found: dict[str, Any] = {
+        "store": {"path": place, **counts._replace(waiting=waiting)._asdict()},
+        "services": {name.decode(errors="replace"): count for name, count in ready.items()},
+    }
+    if named.others > 0:
+        waiting -= sum(ready.values())
+        delayed = counts.delayed - sum(queue.unended - queue.ready for queue in queues.values())
+        found["other"] = {"services": named.others, "waiting": max(0, waiting), "delayed": max(0, delayed)}
+    return found
 
 
 def filled_by(transaction: ReadTransaction, queues: Mapping[bytes, QueueFigures]) -> list[Filling]:

@@ -18,7 +18,7 @@ from broker import RemoteError, Worker
 from titanic.cli.status import Observation, judge
 from titanic.client.client import Client
 from titanic.errors import Refused
-from titanic.services.named_services import NamedServices
+from titanic.services.named_services import MOST_SERVICES, NamedServices
 
 
 def output(one: Running) -> str:
@@ -234,6 +234,20 @@ def test_of_many_services_the_others_are_one_sum(tmp_path: Path) -> None:
 
         until(lambda: sorted(waiting()) == ["1", "1", "3", "?", "?", "?"])
         assert ", and 3 more" in here("doctor", "--store", tmp_path / "none", *where).out.decode()
+
+
+def test_without_a_server_the_others_are_one_sum_too(tmp_path: Path) -> None:
+    with server_here(tmp_path) as server, Client(server.endpoints[0]) as client:
+        for number in range(MOST_SERVICES + 3):
+            client.submit(f"s{number:04}", b"x")
+        client.submit_batch("s1002", [b"x"] * 2)
+        client.submit("s1001", b"x", delay=3600)
+        client.set_service("s1000", paused=True)
+    found = here("status", "--json", "--store", tmp_path / "store").json
+    assert len(found["services"]) == MOST_SERVICES
+    assert (found["services"]["s1002"], found["services"]["s1000"]) == (3, 1)
+    assert found["other"] == {"services": 3, "waiting": 3, "delayed": 1}
+    assert "(others: 3)        3" in here("status", "--store", tmp_path / "store").out.decode()
 
 
 def test_errors_are_grouped_as_the_server_counted_them(tmp_path: Path) -> None:
