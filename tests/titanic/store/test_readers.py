@@ -187,6 +187,17 @@ def test_what_is_pinned_is_what_cannot_be_used_again(tmp_path, long_reader):
         assert free * 0.8 < row.pinned <= free
 
 
+def test_a_reader_of_a_file_that_was_deleted_pins_nothing(tmp_path, long_reader):
+    with LmdbStore.open(tmp_path / "store", capacity=CAPACITY) as store:
+        long_reader()
+        until(store.readers)
+        (tmp_path / "store").rename(tmp_path / "old")
+        [row] = store.readers()
+        assert row.pinned == 0
+        with store.read() as txn:
+            assert txn.space().disk_full
+
+
 def kill(pid):
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)

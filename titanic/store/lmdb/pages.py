@@ -270,7 +270,8 @@ def freed_since(data: Path, transaction: int) -> tuple[int, int]:
     in a transaction, so the pages that this one reads stay as they are.
     """
     pages, last = 0, transaction - 1
-    with data.open("rb", 0) as file, suppress(struct.error, IndexError):  # of a page that is damaged
+    # A page may be damaged, and the file deleted: then nothing can use pages again.
+    with suppress(struct.error, IndexError, FileNotFoundError), data.open("rb", 0) as file:
         metas = os.pread(file.fileno(), 2 * PAGE, 0)
         newest = max(0, PAGE, key=lambda at: _U64.unpack_from(metas, at + _TRANSACTION_AT)[0])
         todo = [(_root(metas[newest + _FREE_TREE_AT :]), 0)]
