@@ -1,6 +1,6 @@
 """ZMTP, the protocol of ZeroMQ's connections, without I/O: bytes in, events out; messages in, bytes out.
 
-README.md has the states and what becomes of what a peer sends. `broker.zmtp.encryption` encrypts; it loads libsodium.
+`connection.py` has the states as a table. `broker.zmtp.encryption` encrypts; it loads libsodium.
 """
 
 from broker.zmtp.connection import Connection, ConnectionFailed, ConnectionState, Event, PeerReady, Ping

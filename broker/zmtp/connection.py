@@ -1,4 +1,4 @@
-"""One connection of ZMTP 3.1, 3.0 or 2.0 (RFC 37, 23, 15), at the end that accepts it. README.md shows the states.
+"""One connection of ZMTP 3.1, 3.0 or 2.0 (RFC 37, 23, 15), at the end that accepts it.
 
 connection = Connection()
 events = connection.receive(data)
@@ -11,6 +11,23 @@ for event in events:
         case ConnectionFailed():           # the last event: send the output, and close
             ...
 socket.sendmsg(connection.take_output())
+
+state         the peer may send                        then
+GREETING      a greeting of 3.x, 64 bytes              READY, with CURVE HELLO
+              a greeting of 2.0: number of its socket  PeerReady, DECISION
+              type, identity
+HELLO         HELLO                                    WELCOME is sent, INITIATE
+INITIATE      INITIATE with this connection's cookie   PeerReady, DECISION
+READY         READY                                    PeerReady, DECISION
+DECISION      anything; it is read after `accept`      `accept` sends READY: OPEN. `refuse` sends ERROR: CLOSED
+OPEN          messages                                 a list of frames each
+              a message over the MessageLimits         OversizedMessage with its first frames; the rest is discarded
+              PING                                     PONG is sent, Ping
+              PONG, SUBSCRIBE, CANCEL, unknown ones    ignored
+all but GREETING, DECISION: ERROR                      ConnectionFailed, CLOSED
+CLOSED        anything                                 not read
+
+What a state does not allow causes ConnectionFailed.
 """
 
 from __future__ import annotations

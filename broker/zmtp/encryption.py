@@ -7,9 +7,18 @@ INITIATE  cookie, nonce, Box[C, vouch, metadata](C'→S') ──▶
                                 nonce, Box[metadata](S'→C')  ◀──  READY
 MESSAGE   nonce, Box[flags, body]                    ◀──▶  each frame
 
-C and S are the long-term keys, C' and S' those of this connection; vouch is a nonce and Box[C', S](C→S'). RFC 26 lets a
-server forget a connection between WELCOME and INITIATE, and puts what it must know into the cookie. TCP connections are
-not forgotten: the cookie is random, and only the same connection may return it.
+C and S are the long-term keys, C' and S' those of this connection; vouch is a nonce and Box[C', S](C→S').
+
+What RFC 26 asks for, and what is done here:
+    HELLO proves that the client knows S      any other size ends the connection; its box is decrypted before any key is
+                                              created for the client
+    short nonces count up, long ones are      a nonce not larger than the last ends the connection; long ones are
+    random                                    os.urandom
+    between WELCOME and INITIATE the server   TCP connections are not forgotten: the cookie is random, valid once and
+    may forget what the cookie holds          only on this connection, so no cookie key has to be rotated
+    transient keys are destroyed              S' and the cookie after INITIATE, the shared key with the connection;
+                                              Python cannot wipe freed memory
+    keys of low order                         libsodium refuses them
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ COMMANDS = re.findall(r"^    # (.*)$", README, re.MULTILINE)
 WITHOUT_NETWORK = {
     "deploy/install.sh": "deploy/install.sh --web --wheels /root/wheels",
     "deploy/install.sh --web": "true",  # it takes ten seconds; the first has installed that, too
-    "make deb && dpkg --install dist/titanic-queue_*.deb": "true",  # that is what test_deb.py is about
+    "make deb && apt-get install ./dist/titanic-queue_*.deb": "true",  # that is what test_deb.py is about
     # That is what test_migrate.py is about; here the server goes on with the store that it has.
     "runuser -u titanic -- titanic migrate /var/lib/titanic/store postgresql://titanic@db/titanic": (
         "systemctl start titanic"

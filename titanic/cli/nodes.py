@@ -205,7 +205,7 @@ LIMITS = (
 @command()
 @click.argument("service")
 @together(*[option(f"--{name}", callback=_typed, metavar=unit, help=text) for name, unit, text in LIMITS])
-@option("--reset", callback=_typed, is_flag=True, help="Remove all other limits that were set.")
+@option("--reset", callback=_typed, is_flag=True, help="Remove all limits that were set, except those given here.")
 @json_flag
 @endpoint
 def limits(service: str, reset: bool | None, as_json: bool, reach: EndpointReach, **given: float | None) -> None:
