@@ -1,6 +1,6 @@
 """Every command of ours, once, at brokers of other projects. Whatever else comes of it, the broker is still there.
 
-The table in broker/README.md, "With programs of others", has those that were run by hand, too.
+Interoperability in broker/README.md has those that were run by hand, too.
 """
 
 from __future__ import annotations

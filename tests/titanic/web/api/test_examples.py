@@ -8,29 +8,33 @@ import subprocess
 from pathlib import Path
 
 from support.serving import QUICK
+from support.web_secured import TOKENS, Secured
 
 import titanic
 from broker import Worker
-from titanic import Server
 
 DOCUMENT = Path(titanic.__file__).parent / "web" / "HTTP.md"
 
 
-def test_what_curl_gets(web: str, server: Server) -> None:
+def test_what_curl_gets(scene: Secured) -> None:
     (example,) = re.findall(r"```sh\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
     pairs = [part.split("\n# ") for part in example.strip().split("\n\n")]
-    with Worker("upper", lambda frames: [frames[0].upper()], server.endpoints[0], config=QUICK):
+    env = {"URL": scene.url, "AUTH": f"Authorization: Bearer {TOKENS['alice']}", "PATH": "/usr/bin:/bin"}
+    keys = {"key": scene.keys / "alice.key_secret", "server_key": scene.server_key}
+    with Worker("upper", lambda frames: [frames[0].upper()], scene.server.endpoints[0], config=QUICK, **keys):
         for command, expected in pairs:
             done = subprocess.run(
                 ["bash", "-c", command],
-                env={"URL": web, "PATH": "/usr/bin:/bin"},
+                env=env,
                 capture_output=True,
                 text=True,
                 timeout=60,
                 check=True,
             )
             if expected.startswith("{"):
-                has(json.loads(done.stdout), json.loads(expected.replace(", …", "")))
+                found = json.loads(done.stdout)
+                has(found, json.loads(expected.replace(", …", "")))
+                env["UUID"] = found.get("uuid", "")
             else:
                 assert done.stdout == expected
 
