@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType, SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any
 
 from broker import DEFAULT_ENDPOINT, Handler
 from titanic.errors import CallerError, InvalidRequest, TimedOut, UnknownRequest
@@ -85,7 +85,7 @@ def options_of(
 class CeleryNames:
     """What has names of Celery. Others raise AttributeError that says where the equivalents are."""
 
-    def __getattr__(self, name: str) -> NoReturn:
+    def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"there is no {type(self).__name__}.{name} here; {PAGE}", name=name, obj=self)
 
 
@@ -364,6 +364,12 @@ class Task(CeleryNames):
         """Submit it; the options are those of `options_of`, and `task_id`."""
         return self.s(*args, **kwargs).apply_async(**options)
 
+    def delay_on_commit(self, /, *args: Any, **kwargs: Any) -> None:
+        """Submit it when the transaction of Django's default database is committed."""
+        from titanic.django.project import submit_on_commit
+
+        submit_on_commit(self.submission, *args, **kwargs)
+
 
 def crontab(
     minute: Any = "*", hour: Any = "*", day_of_week: Any = "*", day_of_month: Any = "*", month_of_year: Any = "*"
@@ -373,7 +379,7 @@ def crontab(
     return " ".join(",".join(map(str, one)) if isinstance(one, (list, set, tuple)) else str(one) for one in fields)
 
 
-class Conf:
+class Conf(CeleryNames):
     """The settings of an app, by Celery's names. Raises CallerError for others, and for those that tasks were declared
     without."""
 
@@ -393,9 +399,6 @@ class Conf:
         if name in ("include", "imports"):
             self._app._include += value
         vars(self)[name] = value
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"there is no Conf.{name} here; {PAGE}", name=name, obj=self)
 
     def update(self, *given: Mapping[str, Any], **settings: Any) -> None:
         """Set several."""

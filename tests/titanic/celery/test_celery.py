@@ -18,7 +18,18 @@ import pytest
 
 import titanic
 from titanic import Client, Server, TimedOut
-from titanic.celery import AsyncResult, Celery, MaxRetriesExceededError, chain, chord, crontab, group, shared_task
+from titanic.celery import (
+    CONF,
+    IGNORED,
+    AsyncResult,
+    Celery,
+    MaxRetriesExceededError,
+    chain,
+    chord,
+    crontab,
+    group,
+    shared_task,
+)
 from titanic.errors import CallerError
 from titanic.tasks import TaskFailed
 from titanic.tasks.memory_queue import MemoryQueue
@@ -111,6 +122,7 @@ def test_first_steps(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert "in add" in wrong.traceback
         assert (wrong.state, wrong.failed()) == ("FAILURE", True)
         load("callers", server, tmp_path, monkeypatch)
+        load("test_tasks", server, tmp_path, monkeypatch).test_add()
         (tmp_path / "page").write_text("text")
         assert tasks.read.delay(str(tmp_path / "page")).get(timeout=30) == "text"
         result.forget()
@@ -339,6 +351,18 @@ def test_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         _ = other.schedules
 
 
+def test_the_page_names_all_settings_and_options() -> None:
+    lines = re.sub(r"\n  ", " ", PAGE).splitlines()
+    used, ignored, options = (
+        {*re.findall(r"`(\w+)`", line)}
+        for line in lines
+        if line.startswith(("- *Settings*", "- *Ignored settings*", "- *Ignored options*"))
+    )
+    assert used | ignored == CONF.keys()
+    assert not used & ignored
+    assert options == IGNORED - {"ignore_result"}
+
+
 PROJ = {
     "proj/__init__.py": "",
     "proj/celery.py": """
@@ -470,6 +494,16 @@ with app.worker(jobs=1):
     assert Widget.objects.get().name == "new"
     assert count_widgets.delay().get(timeout=60) == 1
     assert debug_task.apply_async().get(timeout=60) is None
+    from django.db import transaction
+
+    def replies():
+        rows, _ = app.client.list(service="demoapp.tasks.add")
+        return sorted(app.client.wait(row["uuid"], 60) for row in rows)
+
+    with transaction.atomic():
+        add.delay_on_commit(20, 3)
+        assert replies() == [[b"8"]], "nothing is submitted yet"
+    assert replies() == [[b"23"], [b"8"]]
     ticket = add.apply_async((1, 2), countdown=600).ticket
     assert app.client.show(ticket.uuid)["options"]["limit"] == 1800
 """,
