@@ -185,6 +185,8 @@ class PostgresServer:
         """Its log of changes is in its folder, not with the data: a server that cannot write it ends."""
         self._process: subprocess.Popen[bytes] | None = None
         self._template = ""
+        self._kept: psycopg.Connection[Any] | None = None
+        """A connection for what each test needs."""
 
     # -- running -----------------------------------------------------------------------------------------------
 
@@ -297,6 +299,8 @@ class PostgresServer:
 
     def close(self) -> None:
         """Stop it, and remove all that it had."""
+        if self._kept is not None:
+            self._kept.close()
         if self.running:
             self.go_on()
         self.stop()
@@ -330,10 +334,19 @@ class PostgresServer:
             row = done.fetchone() if done.description else None
             return row[0] if row else None
 
+    @contextmanager
+    def _connected(self) -> Iterator[psycopg.Connection[Any]]:
+        """As `connect` does, which takes as long as what is then done: the server that all share keeps it."""
+        if self._kept is not None:
+            yield self._kept
+            return
+        with self.connect() as connection:
+            yield connection
+
     def new_database(self, template: str = "template0") -> str:
         """The name of a new database that belongs to `titanic`, empty or as `template` is."""
         name = f"test_{next(_numbers)}"
-        with self.connect() as connection:
+        with self._connected() as connection:
             files = "STRATEGY FILE_COPY" if connection.info.server_version >= 150000 else ""  # less work than its log
             connection.execute(f"CREATE DATABASE {name} OWNER {USER} TEMPLATE {template} {files}")
         return name
@@ -351,7 +364,8 @@ class PostgresServer:
 
     def drop_database(self, name: str) -> None:
         """Remove it, whoever is connected."""
-        self.sql(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+        with self._connected() as connection:
+            connection.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
 
     def cut_connections(self, database: str) -> int:
         """End all connections to a database, as an operator does; how many there were."""
@@ -365,6 +379,7 @@ class PostgresServer:
 def shared_server() -> PostgresServer:
     """The one that all tests of this process share: they leave it running."""
     server = PostgresServer().create()
+    server._kept = server.connect()
     atexit.register(server.close)
     return server
 
