@@ -7,6 +7,8 @@ import json
 import os
 import shutil
 import subprocess
+import sys
+import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,6 +37,21 @@ def alone(folder: Path) -> Iterator[None]:
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+def builder(factory: pytest.TempPathFactory) -> Path:
+    """A Python as that in which pip builds: without libraries of extras, and without this project, whose faults mypy
+    does not tell where it is installed. All tests that compile use it, so what is compiled can be compiled there."""
+    folder = shared_folder(factory, "builder")
+    with alone(folder):
+        if not (folder / "venv").exists():
+            subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "new"], check=True)
+            (packages,) = (folder / "new/lib").glob("*/site-packages")
+            for path in Path(sysconfig.get_path("purelib")).iterdir():
+                if not path.name.startswith(("psycopg", "starlette", "uvicorn")) and "titanic" not in path.name:
+                    (packages / path.name).symlink_to(path)
+            (folder / "new").rename(folder / "venv")
+    return folder / "venv/bin/python"
 
 
 def make(command: list[str | Path], folder: Path) -> None:

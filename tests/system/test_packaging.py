@@ -13,6 +13,7 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
+from support.made_programs import alone, builder, shared_folder
 
 from titanic.version import __version__
 
@@ -21,40 +22,34 @@ SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 SCRIPTS = "[console_scripts]\ntitanic = titanic.entry:main\ntitanic-data = titanic_data.__main__:run\n"
 
 
-def build(folder: Path, **environment: str) -> tuple[Path, str]:
+def build(python: Path, folder: Path, **environment: str) -> tuple[Path, str]:
     """Build a wheel of the source; where it is, and what was said. Not optimised: that takes its time."""
-    command = [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", str(folder), str(ROOT)]
+    command = [python, "-m", "build", "--no-isolation", "--wheel", "--outdir", str(folder), str(ROOT)]
     env = {"MYPYC_OPT_LEVEL": "0", **os.environ, **environment}
     done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False, env=env)
     assert done.returncode == 0, done.stdout + done.stderr
-    (file,) = folder.iterdir()
+    (file,) = folder.glob("*.whl")
     return file, done.stdout + done.stderr
 
 
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("dist"))[0]
+@pytest.fixture
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return builder(tmp_path_factory)
+
+
+@pytest.fixture
+def compiled(tmp_path_factory: pytest.TempPathFactory, python: Path) -> Path:
+    """Built once, by the first process of this run that wants it."""
+    folder = shared_folder(tmp_path_factory, "wheel")
+    with alone(folder):
+        found = [*folder.glob("*.whl")]
+        return found[0] if found else build(python, folder)[0]
 
 
 @pytest.fixture
 def wheel(compiled: Path) -> Iterator[ZipFile]:
     with ZipFile(compiled) as file:
         yield file
-
-
-def test_it_is_translated_where_no_extras_are(tmp_path: Path) -> None:
-    """As pip builds it: without libraries of extras, and without this project, whose faults mypy does not tell where it
-    is installed."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
-    (packages,) = (tmp_path / "venv/lib").glob("*/site-packages")
-    for path in Path(sysconfig.get_path("purelib")).iterdir():
-        if not path.name.startswith(("psycopg", "starlette", "uvicorn")) and "titanic" not in path.name:
-            (packages / path.name).symlink_to(path)
-    code = "import hatch_build, pathlib, sys; hatch_build.translate(pathlib.Path(sys.argv[1]))"
-    command = [tmp_path / "venv/bin/python", "-c", code, tmp_path]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 0, done.stdout
-    assert list((tmp_path / "c").rglob("*.c"))
 
 
 def test_its_packages(wheel: ZipFile) -> None:
@@ -111,8 +106,8 @@ def test_compiled_or_pure_when_it_runs(wheel: ZipFile, tmp_path: Path) -> None:
         ({"CC": "/no/such/compiler"}, "there is no C compiler (/no/such/compiler)"),
     ],
 )
-def test_a_wheel_of_pure_python(environment: dict[str, str], reason: str, tmp_path: Path) -> None:
-    file, said = build(tmp_path, **environment)
+def test_a_wheel_of_pure_python(environment: dict[str, str], reason: str, python: Path, tmp_path: Path) -> None:
+    file, said = build(python, tmp_path, **environment)
     assert file.name == f"titanic_queue-{__version__}-py3-none-any.whl"
     assert f"titanic-queue is built as pure Python: {reason}\n" in said
     with ZipFile(file) as wheel:
