@@ -144,15 +144,16 @@ class Machine:
 
 
 @contextmanager
-def machine(*more: str) -> Iterator[Machine]:
-    """A machine that has booted, with the source's deploy folder in /root/deploy and wheels in /root/wheels, those of
+def machine(*more: str, wheels: bool = True) -> Iterator[Machine]:
+    """A machine that has booted, with the source's deploy folder in /root/deploy and `wheels` in /root/wheels, those of
     `more` packages too."""
     with TemporaryDirectory(prefix="titanic-machine-", dir=in_memory(ROOM)) as memory:
         one = Machine(Path(memory) / "machine")
         subprocess.run(["cp", "-a", str(debian()), str(one.folder)], check=True)
         try:
             shutil.copytree(ROOT / "deploy", one.folder / "root/deploy")
-            collect_wheels(one.folder / "root/wheels", one.folder, *more)
+            if wheels:
+                collect_wheels(one.folder / "root/wheels", one.folder, *more)
             one.boot()
             yield one
         finally:

@@ -8,12 +8,11 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.machine import ROOT, Machine, machine, needs_machine
-from support.made_programs import alone, shared_folder
+from support.made_programs import alone, builder, shared_folder
 
 pytestmark = [needs_machine, pytest.mark.timeout(1200)]
 
@@ -23,18 +22,12 @@ UNITS = [path.name.replace("@", "@upper") for path in (ROOT / "deploy/systemd").
 
 
 @pytest.fixture
-def here() -> Iterator[Machine]:
-    with machine() as one:
-        yield one
-
-
-@pytest.fixture
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A package, built once as `make deb` does, by the first process of this run that wants it."""
     folder = shared_folder(tmp_path_factory, "deb")
     with alone(folder):
         if not (found := [*folder.glob("titanic-queue_*-1_*.deb")]):
-            call(str(ROOT / "deploy/deb.sh"), sys.executable, str(folder), "1")
+            call(str(ROOT / "deploy/deb.sh"), str(builder(tmp_path_factory)), str(folder), "1")
             found = [*folder.glob("titanic-queue_*-1_*.deb")]
     (path,) = found
     return path
@@ -46,17 +39,30 @@ def package(here: Machine, built: Path) -> str:
     return f"/root/{built.name}"
 
 
-def next_package(here: Machine, package: str, revision: int = 2) -> str:
-    """The same with another revision; before the first one, the units were in /lib."""
-    unpacked = here.folder / f"root/unpacked-{revision}"
+def old_package(here: Machine, package: str) -> str:
+    """The same as revision 0, which had its units in /lib."""
+    unpacked = here.folder / "root/unpacked"
     call("dpkg-deb", "--raw-extract", f"{here.folder}{package}", str(unpacked))
-    if not revision:
-        (unpacked / "lib/systemd").mkdir(parents=True)
-        (unpacked / "usr/lib/systemd/system").rename(unpacked / "lib/systemd/system")
+    (unpacked / "lib/systemd").mkdir(parents=True)
+    (unpacked / "usr/lib/systemd/system").rename(unpacked / "lib/systemd/system")
     control = unpacked / "DEBIAN/control"
-    control.write_text(re.sub(r"^(Version: .*)-1$", rf"\1-{revision}", control.read_text(), flags=re.MULTILINE))
-    call("dpkg-deb", "--root-owner-group", "--build", str(unpacked), f"{here.folder}/root/{revision}.deb")
-    return f"/root/{revision}.deb"
+    control.write_text(re.sub(r"^(Version: .*)-1$", r"\1-0", control.read_text(), flags=re.MULTILINE))
+    call("dpkg-deb", "--root-owner-group", "--build", str(unpacked), f"{here.folder}/root/0.deb")
+    return "/root/0.deb"
+
+
+def with_bytecode(here: Machine, package: str) -> str:
+    """The same with what postinst compiled when another revision was installed, so that it finds nothing to do: that
+    takes most of the time of an installation."""
+    unpacked, name = here.folder / f"root/with-{Path(package).stem}", f"with-{Path(package).name}"
+    call("dpkg-deb", "--raw-extract", f"{here.folder}{package}", str(unpacked))
+    installed = here.folder / "usr/lib/titanic" / here.says("readlink /usr/lib/titanic/current")
+    for compiled in installed.rglob("__pycache__"):
+        place = unpacked / "usr/lib/titanic/package" / compiled.relative_to(installed)
+        shutil.copytree(compiled, place, copy_function=shutil.copy2)
+    call("dpkg-deb", "--root-owner-group", "--build", str(unpacked), f"{here.folder}/root/{name}")
+    shutil.rmtree(unpacked)
+    return f"/root/{name}"
 
 
 def call(*command: str) -> None:
@@ -66,9 +72,16 @@ def call(*command: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_its_life(here: Machine, built: Path) -> None:
+def test_its_life(built: Path) -> None:
+    """All on one machine: what is purged leaves it as it was."""
+    with machine(wheels=False) as here:
+        an_upgrade_waits_for_no_worker(here, *life(here, built))
+
+
+def life(here: Machine, built: Path) -> tuple[str, str]:
+    """Returns two packages."""
     new = package(here, built)
-    old = next_package(here, new, 0)
+    old = old_package(here, new)
 
     # Installed: it serves, with its settings, for everybody.
     here.does("dpkg", "--install", old)
@@ -115,6 +128,9 @@ def test_its_life(here: Machine, built: Path) -> None:
     here.does("systemctl", "start", "titanic-cron")
     assert here.shows("titanic-cron", "ActiveState") == "active"
     here.does("systemctl", "stop", "titanic-cron")
+
+    assert here.says("find /usr/lib/titanic/current/titanic/ -name '*.pyc' | grep -c entry") == "1"
+    old, new = with_bytecode(here, old), with_bytecode(here, new)
 
     # install.sh changes nothing beside it.
     refused = here.run(*INSTALL)
@@ -186,10 +202,16 @@ def test_its_life(here: Machine, built: Path) -> None:
     left = "/etc/titanic /var/lib/titanic /var/backups/titanic /usr/lib/titanic /usr/bin/titanic"
     assert here.says(f"ls -d {left} 2>/dev/null || echo none") == "none"
     assert here.says("find /etc/systemd /lib/systemd /var/lib/systemd -name '*titanic*'") == ""
+    return old, new
 
 
 @pytest.mark.torture
-def test_it_takes_turns_with_install_sh(here: Machine, built: Path) -> None:
+def test_it_takes_turns_with_install_sh(built: Path) -> None:
+    with machine() as here:
+        it_takes_turns(here, built)
+
+
+def it_takes_turns(here: Machine, built: Path) -> None:
     settings = here.folder / "etc/titanic/titanic.toml"
     package_file = package(here, built)
 
@@ -241,10 +263,8 @@ def test_it_takes_turns_with_install_sh(here: Machine, built: Path) -> None:
     assert not settings.exists()
 
 
-def test_an_upgrade_waits_for_no_worker(here: Machine, built: Path) -> None:
+def an_upgrade_waits_for_no_worker(here: Machine, old: str, new: str) -> None:
     """Workers that still have something to do finish it, from files of their version; new ones work beside them."""
-    old = package(here, built)
-    new = next_package(here, old)
     here.does("dpkg", "--install", old)
     slow, go = here.folder / "usr/local/bin/slow", here.folder / "etc/titanic/go"
     wait = "while [ ! -e /etc/titanic/go ]; do sleep 0.1; done"

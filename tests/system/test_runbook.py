@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from support.machine import ROOT, WEB, machine, needs_machine
+from support.machine import ROOT, WEB, Machine, machine, needs_machine
 
 README = (ROOT / "deploy/README.md").read_text()
 COMMANDS = re.findall(r"^    # (.*)$", README, re.MULTILINE)
@@ -20,6 +20,10 @@ WITHOUT_NETWORK = {
     ),
 }
 """Commands that would fetch something, or need another machine."""
+
+STORE = "var/lib/titanic/store"
+PENDING, UNKNOWN = 3, 4
+"""What `titanic reply` exits with."""
 
 
 def test_every_alert_has_its_entry() -> None:
@@ -38,7 +42,9 @@ def test_the_commands_work() -> None:
             line = WITHOUT_NETWORK.get(command, command)
             done = here.run("sh", "-c", f"cd /root; export {variables}\n{line}")
             assert done.code == 0, f"{command}: {done}\n{here.journal()}"
-            if command == "titanic health":  # from here on there is something to look at
+            if command == "titanic health":
+                drills(here)
+                # From here on there is something to look at.
                 (here.folder / "etc/titanic/workers/broken.conf").write_text("COMMAND=false\n")
                 here.does("systemctl", "start", "titanic-worker@broken")
                 uuid = here.does("titanic", "submit", "broken", "x", "--max-attempts", "1")
@@ -51,3 +57,113 @@ def test_the_commands_work() -> None:
                 assert "for broken failed: the command exited with 1" in done.out
             if command.endswith(("/healthz", "/readyz")):
                 assert done.out == "ok\n"
+
+
+def commands(heading: str) -> list[str]:
+    """The root commands of a section."""
+    level, section = re.split(rf"^(##+) {heading}$", README, maxsplit=1, flags=re.MULTILINE)[1:]
+    section = re.split(rf"^#{{2,{len(level)}}} ", section, maxsplit=1, flags=re.MULTILINE)[0]
+    found: list[str] = re.findall(r"^    # (.*)$", section, re.MULTILINE)
+    assert found, heading
+    return found
+
+
+def drill(here: Machine, lines: list[str]) -> str:
+    """Run commands as they are printed; all that they say."""
+    return "\n".join(here.says(f"cd /root; export UNIT=titanic\n{line}") for line in lines)
+
+
+def submit(here: Machine, body: str) -> str:
+    return here.does("titanic", "submit", "absent", body)
+
+
+def code_of(here: Machine, uuid: str) -> int:
+    return here.run("titanic", "reply", uuid).code
+
+
+def drills(here: Machine) -> None:
+    """Something breaks for real, and the commands of its section, as they are printed, mend it. Others are elsewhere:
+    clocks that differ (`test_doctor.py`), a node that is lost (`test_nodes_systemd.py`), the fail-over of a database
+    (`test_patroni.py`)."""
+    kill(here)
+    full_disk(here)
+    damaged_page(here)
+    restore(here)
+    before = here.says("cd /etc/titanic; cat titanic.toml; ls")
+    here.does("cp", "--archive", "/etc/titanic", "/root/settings")
+    lost_key(here)
+    here.says(
+        "rm -r /etc/titanic /var/lib/titanic/store.old; mv /root/settings /etc/titanic; systemctl restart titanic"
+    )
+    assert here.says("cd /etc/titanic; cat titanic.toml; ls") == before
+
+
+def kill(here: Machine) -> None:
+    kept, pid = submit(here, "kept"), here.shows("titanic", "MainPID")
+    here.does("kill", "-KILL", pid)
+    here.until(lambda: here.shows("titanic", "MainPID") not in (pid, "0"))
+    here.until(lambda: here.shows("titanic", "ActiveState") == "active")
+    assert "NRestarts=1" in drill(here, commands("TitanicDown, TitanicRestarts"))
+    assert code_of(here, kept) == PENDING
+
+
+def full_disk(here: Machine) -> None:
+    """On a disk of its own, which the store does not notice before it is full."""
+    large = "x" * 500_000
+    here.does("systemctl", "stop", "titanic")
+    here.says("mount -t tmpfs -o size=16m,mode=750 none /var/lib/titanic && chown titanic: /var/lib/titanic")
+    here.does("systemctl", "start", "titanic")
+    kept = submit(here, "kept")
+    here.run("sh", "-c", "cat /dev/zero >/var/lib/titanic/filler")
+    refused = here.until(lambda: (done := here.run("titanic", "submit", "absent", "-", stdin=large)).code and done)
+    assert "the disk of the store" in refused.err
+    said = drill(here, commands("TitanicDiskFull"))
+    assert "100%" in said
+    assert re.search(r"^\d+M\s+/var/lib/titanic/filler$", said, re.MULTILINE)
+    here.does("rm", "/var/lib/titanic/filler")
+    here.until(lambda: here.run("titanic", "submit", "absent", "-", stdin=large).code == 0)
+    assert code_of(here, kept) == PENDING
+    here.does("systemctl", "stop", "titanic")
+    here.does("umount", "/var/lib/titanic")
+    here.does("systemctl", "start", "titanic")
+
+
+def damaged_page(here: Machine) -> None:
+    kept, damaged = submit(here, "kept"), submit(here, "a body that the disk does not keep")
+    stop, check, *rest = commands("A damaged store")
+    drill(here, [stop])
+    data = here.folder / STORE / "data.mdb"
+    content = data.read_bytes()
+    assert b"a body that the disk" in content
+    data.write_bytes(content.replace(b"a body that the disk", b"a body that no disk!"))
+    found = here.run("sh", "-c", check)
+    assert (found.code, damaged in found.out + found.err) == (1, True), found
+    drill(here, rest)
+    assert here.shows("titanic", "ActiveState") == "active"
+    assert code_of(here, kept) == PENDING
+    assert code_of(here, damaged) != PENDING
+    drill(here, [stop, check, rest[-1]])
+
+
+def restore(here: Machine) -> None:
+    kept, lines = submit(here, "kept"), commands("Backup and restore")
+    stop = lines.index("systemctl stop titanic")
+    drill(here, lines[:stop])
+    later = submit(here, "later")
+    drill(here, lines[stop:])
+    assert (code_of(here, kept), code_of(here, later)) == (PENDING, UNKNOWN)
+
+
+def lost_key(here: Machine) -> None:
+    """Of the server: clients refuse the new one, until they have it."""
+    lines = commands("Access control")
+    drill(here, lines[: lines.index("systemctl restart titanic") + 1])
+    here.does("cp", "/etc/titanic/server.key", "/root/old.key")
+    keys = ("--key-file", "/etc/titanic/shop.key_secret", "--server-key")
+    here.does("titanic", "submit", "mail", "hello", *keys, "/root/old.key")
+    here.does("rm", "/etc/titanic/server.key", "/etc/titanic/server.key_secret")
+    (printed,) = re.findall(r"delete both files, run `([^`]+)`, restart", README.replace("\n", " "))
+    drill(here, [printed, "systemctl restart titanic"])
+    refused = here.run("titanic", "submit", "mail", "hello", "--timeout", "5", *keys, "/root/old.key")
+    assert refused.code != 0
+    here.does("titanic", "submit", "mail", "hello", *keys, "/etc/titanic/server.key")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
 
 import pytest
 from support.machine import WEB, Machine, machine, needs_machine
@@ -16,16 +15,11 @@ pytestmark = [needs_machine, pytest.mark.timeout(1200)]
 INSTALL = ("/root/deploy/install.sh", "--wheels", "/root/wheels")
 TOML = "/etc/titanic/titanic.toml"
 SOMEBODY = "nobody"
+ARCHIVE = "pyarrow>=15", "numpy"
 FIGURES = "http://127.0.0.1:9469/metrics"
 ELSEWHERE = ("titanic_archive_", "titanic_backup_", "titanic_refusals_", "titanic_user_", "titanic_worker_")
 """Figures that are there with an archive, a backup, a refused user, or at workers."""
 SERVERS = tuple(f"titanic{name}.service" for name in ("", "-broker", "-store", "-backup", "-web"))
-
-
-@pytest.fixture
-def here() -> Iterator[Machine]:
-    with machine(*WEB) as one:
-        yield one
 
 
 def exposure(here: Machine, unit: str) -> float:
@@ -49,8 +43,17 @@ def serve_upper(here: Machine) -> None:
     here.does("systemctl", "enable", "--now", "titanic-worker@upper")
 
 
-def test_its_life(here: Machine) -> None:
-    assert here.does(*INSTALL, "--web").endswith(" is installed in /opt/titanic")
+@pytest.mark.torture(short=True)
+def test_its_life() -> None:
+    """All on one machine: to make another one and to install there takes longer than what is tested."""
+    with machine(*WEB, *ARCHIVE) as here:
+        what_install_says(here)
+        here.does("/root/deploy/install.sh", "--uninstall", "--purge")
+        life(here)
+
+
+def life(here: Machine) -> None:
+    assert here.does(*INSTALL, "--web", "--archive").endswith(" is installed in /opt/titanic")
 
     # It serves, and systemd knows how it is.
     assert here.shows("titanic", "ActiveState") == "active"
@@ -68,6 +71,7 @@ def test_its_life(here: Machine) -> None:
     assert exposure(here, "titanic-worker@upper.service") <= 1.5
     here.does("titanic", "close", uuid, user=SOMEBODY)
     assert here.run("titanic", "reply", uuid, user=SOMEBODY).code == 4
+    archive(here)
 
     # Its figures are all that alerts and dashboard ask for, however little it may see of the machine.
     here.does("titanic", "pause", "idle")  # which is told of services that are paused only
@@ -173,8 +177,85 @@ def test_its_life(here: Machine) -> None:
     assert here.shows("titanic-web", "NRestarts") == "0"
 
 
+def archive(here: Machine) -> None:
+    """One request was closed."""
+    here.does("systemctl", "start", "titanic-archive")
+    if LONG:  # once more in what an upgrade made
+        here.does(*INSTALL)
+        here.does("systemctl", "start", "titanic-archive")
+    said = here.journal("-u", "titanic-archive")
+    assert "/var/lib/titanic/archive: 1 row added" in said
+    assert "complete up to number 1" in said
+    assert exposure(here, "titanic-archive.service") <= 1.5
+    here.does("systemctl", "enable", "--now", "titanic-archive.timer")
+    assert here.shows("titanic-archive.timer", "ActiveState") == "active"
+    # By hand it finds the store as the service has it.
+    assert here.does("titanic-data", "unregister") == "/var/lib/titanic/store: the ring no longer waits for an archive"
+    here.does("systemctl", "disable", "--now", "titanic-archive.timer")
+
+
+def what_install_says(here: Machine) -> None:
+    assert here.does("/root/deploy/install.sh", "--help").startswith("Usage: install.sh ")
+    for arguments, code, fact in (
+        (("--wheel", "x"), 2, "unknown option --wheel; install.sh --help lists the options"),
+        (("--prefix",), 2, "--prefix needs a value"),
+        (("--prefix", "here"), 2, "--prefix must begin with a /"),
+        (("--purge",), 2, "--purge goes with --uninstall"),
+        (("--rollback",), 1, "no earlier version in /opt/titanic"),
+        (("--python", "/bin/false"), 1, "Titanic needs Python 3.11 or newer"),
+        ((), 1, "no source tree beside this script; give --wheels DIR"),
+    ):
+        done = here.run("/root/deploy/install.sh", *arguments)
+        assert (done.code, fact in done.err) == (code, True), done
+    assert (
+        "not run as root"
+        in here.run("sh", "-c", "cp /root/deploy/install.sh /tmp && setpriv --reuid=nobody /tmp/install.sh").err
+    )
+    # No half of it is there when it cannot be all there, and it is said why.
+    here.says("mkdir /tmp/empty && mount --bind -o ro /etc/systemd/system /etc/systemd/system")
+    refused = here.run(*INSTALL)
+    assert (refused.code, "cannot write to /etc/systemd/system; is it mounted read-only?" in refused.err) == (
+        1,
+        True,
+    )
+    here.does("umount", "/etc/systemd/system")
+    refused = here.run("/root/deploy/install.sh", "--wheels", "/tmp/empty")
+    assert (refused.code, "a wheel is missing in /tmp/empty, see above; nothing" in refused.err) == (1, True)
+    assert here.says("ls /opt/titanic 2>/dev/null || true; ls /etc/systemd/system/titanic* 2>/dev/null || true") == ""
+    here.says("rmdir /opt/titanic")
+    assert here.says("ls /opt") == ""
+    # A folder where others are, too, and rights that let nobody else in.
+    here.says("mkdir -p /srv/t/2024-01-photos && touch /srv/t/2024-01-photos/a")
+    here.says("umask 077; /root/deploy/install.sh --wheels /root/wheels --prefix /srv/t --no-start")
+    assert here.does("titanic", "--version", user=SOMEBODY).startswith("titanic, version ")
+    assert "titanic work mail-out " in here.shows("titanic-worker@mail-out", "ExecStart")
+    assert here.shows("titanic", "ActiveState") == "inactive"
+    # A worker without a command is not started, which is said, and not tried again and again.
+    started = here.run("systemctl", "start", "titanic-worker@nobody")
+    assert (started.code, "Assertion failed" in started.err) == (1, True), started
+    reason = r"Assertion failed for .* see /etc/titanic/workers/nobody\.conf"
+    assert re.search(reason, here.journal("-u", "titanic-worker@nobody"))
+    (here.folder / "etc/titanic/workers/nothing.conf").write_text("TITANIC_JOBS=2\n")
+    here.run("systemctl", "start", "titanic-worker@nothing")
+    here.until(lambda: here.shows("titanic-worker@nothing", "ActiveState") == "failed")
+    assert "titanic: missing argument '-- COMMAND...'" in here.journal("-u", "titanic-worker@nothing")
+    assert [here.shows(f"titanic-worker@{name}", "NRestarts") for name in ("nobody", "nothing")] == ["0", "0"]
+    assert "/srv/t/current/bin/titanic serve" in here.does("systemctl", "cat", "titanic")
+    if LONG:
+        assert here.does(*INSTALL, "--no-start").endswith(" is installed in /srv/t")
+        assert here.does("/root/deploy/install.sh", "--rollback").endswith(" is active again")
+    assert here.does("titanic", "--version").startswith("titanic, version ")
+    here.does("/root/deploy/install.sh", "--uninstall")
+    assert here.says("find /srv/t") == "/srv/t\n/srv/t/2024-01-photos\n/srv/t/2024-01-photos/a"
+
+
 @pytest.mark.torture
-def test_its_upkeep(here: Machine) -> None:
+def test_its_upkeep() -> None:
+    with machine(*WEB) as here:
+        keep_up(here)
+
+
+def keep_up(here: Machine) -> None:
     here.does(*INSTALL)
     kept = here.does("titanic", "submit", "absent", "kept")
 
@@ -305,80 +386,3 @@ def test_its_upkeep(here: Machine) -> None:
     left = "/etc/titanic /var/lib/titanic /var/backups/titanic /opt/titanic"
     assert here.says(f"ls -d {left} 2>/dev/null || echo none") == "none"
     assert here.run("id", "titanic").code != 0
-
-
-@pytest.mark.torture(short=True)
-def test_what_install_says(here: Machine) -> None:
-    assert here.does("/root/deploy/install.sh", "--help").startswith("Usage: install.sh ")
-    for arguments, code, fact in (
-        (("--wheel", "x"), 2, "unknown option --wheel; install.sh --help lists the options"),
-        (("--prefix",), 2, "--prefix needs a value"),
-        (("--prefix", "here"), 2, "--prefix must begin with a /"),
-        (("--purge",), 2, "--purge goes with --uninstall"),
-        (("--rollback",), 1, "no earlier version in /opt/titanic"),
-        (("--python", "/bin/false"), 1, "Titanic needs Python 3.11 or newer"),
-        ((), 1, "no source tree beside this script; give --wheels DIR"),
-    ):
-        done = here.run("/root/deploy/install.sh", *arguments)
-        assert (done.code, fact in done.err) == (code, True), done
-    assert (
-        "not run as root"
-        in here.run("sh", "-c", "cp /root/deploy/install.sh /tmp && setpriv --reuid=nobody /tmp/install.sh").err
-    )
-    # No half of it is there when it cannot be all there, and it is said why.
-    here.says("mkdir /tmp/empty && mount --bind -o ro /etc/systemd/system /etc/systemd/system")
-    refused = here.run(*INSTALL)
-    assert (refused.code, "cannot write to /etc/systemd/system; is it mounted read-only?" in refused.err) == (
-        1,
-        True,
-    )
-    here.does("umount", "/etc/systemd/system")
-    refused = here.run("/root/deploy/install.sh", "--wheels", "/tmp/empty")
-    assert (refused.code, "a wheel is missing in /tmp/empty, see above; nothing" in refused.err) == (1, True)
-    assert here.says("ls /opt/titanic 2>/dev/null || true; ls /etc/systemd/system/titanic* 2>/dev/null || true") == ""
-    here.says("rmdir /opt/titanic")
-    assert here.says("ls /opt") == ""
-    # A folder where others are, too, and rights that let nobody else in.
-    here.says("mkdir -p /srv/t/2024-01-photos && touch /srv/t/2024-01-photos/a")
-    here.says("umask 077; /root/deploy/install.sh --wheels /root/wheels --prefix /srv/t --no-start")
-    assert here.does("titanic", "--version", user=SOMEBODY).startswith("titanic, version ")
-    assert "titanic work mail-out " in here.shows("titanic-worker@mail-out", "ExecStart")
-    assert here.shows("titanic", "ActiveState") == "inactive"
-    # A worker without a command is not started, which is said, and not tried again and again.
-    started = here.run("systemctl", "start", "titanic-worker@nobody")
-    assert (started.code, "Assertion failed" in started.err) == (1, True), started
-    reason = r"Assertion failed for .* see /etc/titanic/workers/nobody\.conf"
-    assert re.search(reason, here.journal("-u", "titanic-worker@nobody"))
-    (here.folder / "etc/titanic/workers/nothing.conf").write_text("TITANIC_JOBS=2\n")
-    here.run("systemctl", "start", "titanic-worker@nothing")
-    here.until(lambda: here.shows("titanic-worker@nothing", "ActiveState") == "failed")
-    assert "titanic: missing argument '-- COMMAND...'" in here.journal("-u", "titanic-worker@nothing")
-    assert [here.shows(f"titanic-worker@{name}", "NRestarts") for name in ("nobody", "nothing")] == ["0", "0"]
-    assert "/srv/t/current/bin/titanic serve" in here.does("systemctl", "cat", "titanic")
-    if LONG:
-        assert here.does(*INSTALL, "--no-start").endswith(" is installed in /srv/t")
-        assert here.does("/root/deploy/install.sh", "--rollback").endswith(" is active again")
-    assert here.does("titanic", "--version").startswith("titanic, version ")
-    here.does("/root/deploy/install.sh", "--uninstall")
-    assert here.says("find /srv/t") == "/srv/t\n/srv/t/2024-01-photos\n/srv/t/2024-01-photos/a"
-
-
-@pytest.mark.torture(short=True)
-def test_the_archive() -> None:
-    with machine("pyarrow>=15", "numpy") as here:
-        here.does(*INSTALL, "--archive")
-        here.does("titanic", "close", here.does("titanic", "submit", "absent", "x"))
-        here.does("systemctl", "start", "titanic-archive")
-        if LONG:  # once more in what an upgrade made
-            here.does(*INSTALL)
-            here.does("systemctl", "start", "titanic-archive")
-        said = here.journal("-u", "titanic-archive")
-        assert "/var/lib/titanic/archive: 1 row added" in said
-        assert "complete up to number 1" in said
-        assert exposure(here, "titanic-archive.service") <= 1.5
-        here.does("systemctl", "enable", "--now", "titanic-archive.timer")
-        assert here.shows("titanic-archive.timer", "ActiveState") == "active"
-        # By hand it finds the store as the service has it.
-        assert (
-            here.does("titanic-data", "unregister") == "/var/lib/titanic/store: the ring no longer waits for an archive"
-        )
