@@ -75,7 +75,7 @@ def frames_of(shown: str) -> list[bytes]:
 def test_the_worked_example(tmp_path: Path, apart: bool) -> None:
     """What the page says is sent is sent, and what it says comes back does, but for what varies."""
     messages = [(way, frames_of(shown)) for way, shown in MESSAGE.findall(PAGE.read_text())]
-    assert len(messages) > 12
+    assert len(messages) >= 10
     real: dict[bytes, bytes] = {}
     with ExitStack() as stack:
         place = Place(tmp_path, stack, "--heartbeat", "10", apart=apart)  # the worker of the page sends none for long
