@@ -12,6 +12,7 @@ from support.web_secured import PEOPLE, TOKENS, Secured, csrf_of, secured
 
 from broker import Worker
 from titanic import Client
+from titanic.protocol.tsp import step_key
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +110,11 @@ def test_the_steps_of_a_workflow_are_shown_to_its_owner(scene: Secured) -> None:
     sent = scene.program("alice").post("/v1/services/shop.flow/requests", content=b"x").json()["uuid"]
     assert "No steps submitted yet" in Page(scene.browser("alice").get(f"/requests/{sent}").text).text
     found = Page(scene.browser("chief").get(f"/requests/{sent}").text)
-    assert "The steps cannot be shown: only their owner, alice, can find them." in found.text
+    assert "Steps are shown to the user whose workers submit them" in found.text
+    step = {"Idempotency-Key": step_key(sent, "0.0")}
+    assert scene.program("alice").post("/v1/services/resize/requests", content=b"x", headers=step).status_code == 202
+    searched = Page(scene.browser("chief").get(found.links["Search for steps"]).text)
+    assert [row[2] for row in searched.rows] == ["resize"]
 
 
 def test_users_are_listed_for_admins_only(scene: Secured) -> None:
