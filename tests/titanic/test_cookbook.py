@@ -196,6 +196,11 @@ def test_payments(recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert [ticket.found for ticket in tickets] == [False, *[True] * 5]
     with payments.sqlite3.connect(payments.DATABASE) as books:
         assert books.execute("SELECT cents FROM paid").fetchall() == [(100,)]
+    tickets[0].close()
+    again = payments.pay.submit(7, 100, "mine")  # another request, as after a failure
+    assert (again.found, again.reply(SOON)) == (False, "receipt for order 7")
+    with payments.sqlite3.connect(payments.DATABASE) as books:
+        assert books.execute("SELECT cents FROM paid").fetchall() == [(100,)]
 
 
 def test_films(recipe: Recipe) -> None:

@@ -94,9 +94,12 @@ class Project:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text.replace("tcp://127.0.0.1:5555", endpoint))
 
-    def python(self, *arguments: str) -> str:
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, *arguments]
-        done = subprocess.run(command, cwd=self.folder, env=ENV, capture_output=True, text=True, check=False)
+        return subprocess.run(command, cwd=self.folder, env=ENV, capture_output=True, text=True, check=False)
+
+    def python(self, *arguments: str) -> str:
+        done = self.run(*arguments)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -155,6 +158,11 @@ print(json.dumps([[made.queue(Invoice())], [made.queue(one) for one in Invoice.o
         assert client.wait(uuid, 90) == [b"2"]
     got = f"from shop.tasks import count; r = count.get_result({uuid!r}); print(json.dumps([r.status, r.return_value]))"
     assert project.shell(got) == ["SUCCESSFUL", 2]
+
+
+def test_the_test_of_the_recipe(project: Project) -> None:
+    done = project.run("manage.py", "test", "shop")
+    assert (done.returncode, "Ran 1 test" in done.stderr) == (0, True), done.stderr
 
 
 @pytest.mark.parametrize(
