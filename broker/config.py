@@ -119,8 +119,8 @@ class BrokerConfig:
     )
     max_deliveries: int = setting(
         3,
-        "Workers that may die while processing the same plain MDP request before it gets an error reply. For a stored"
-        " request, each death is a failed attempt.",
+        "Workers that may die while processing the same plain MDP request before it gets an error reply. Stored"
+        " requests have --poison-deaths instead.",
         group=TRAFFIC,
     )
     max_waiting: int = setting(

@@ -129,7 +129,7 @@ def test(user: str, action: str, service: str, path: Path, as_json: bool) -> Non
 
 
 @command("enable")
-@click.argument("settings", metavar="FILE", type=FILE, default=Path("/etc/titanic/titanic.toml"))
+@click.argument("settings", metavar="[FILE]", type=FILE, default=Path("/etc/titanic/titanic.toml"))
 @option(
     "--access", "path", type=FILE, metavar="FILE", default=Path("/etc/titanic/access.toml"), help="The access file."
 )
