@@ -14,7 +14,7 @@ import pytest
 from support.machine import ROOT, Machine, machine, needs_machine
 from support.made_programs import alone, builder, shared_folder
 
-pytestmark = [needs_machine, pytest.mark.timeout(1200)]
+pytestmark = [needs_machine, pytest.mark.timeout(1800)]
 
 INSTALL = ("/root/deploy/install.sh", "--wheels", "/root/wheels")
 SOMEBODY = "nobody"
@@ -68,7 +68,7 @@ def with_bytecode(here: Machine, package: str) -> str:
 def call(*command: str) -> None:
     """Run a command that builds; optimising and compressing would take its time."""
     env = {"MYPYC_OPT_LEVEL": "0", "DPKG_DEB_COMPRESSOR_TYPE": "none", **os.environ}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False, env=env)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1000, check=False, env=env)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
