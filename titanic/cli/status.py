@@ -319,9 +319,9 @@ def services(as_json: bool, last: float, reach: EndpointReach) -> None:
     """List the services: what waits and runs now, and what they did in the last hour.
 
     Counts and times outlast restarts, and are those of all servers that share a store. WAIT is the time until the first
-    attempt, RUN that of an attempt: the median, 90 % and 99 %, approximately. RUN NOW is the median of the last minutes
-    and the usual one. RETRIED counts attempts that failed and were followed by another. RUNNING may exceed WORKERS, as
-    some requests are sent ahead, and a limit that was lowered, as that stops none.
+    attempt, RUN that of an attempt: p50, p90 and p99, approximately. RUN NOW is the p50 of the last minutes and the
+    usual one. RETRIED counts attempts that failed and were followed by another. RUNNING may exceed WORKERS, because
+    some requests are sent ahead, or a lowered limit, because running requests are not stopped.
 
     --json prints {since, step, incomplete, total, services, other, bytes}: since in microseconds since 1970; step the
     length of a period in seconds; incomplete [[from, until]] of spans for which counts are missing, because a server
