@@ -5,11 +5,14 @@ memory stays flat, and how long submitting takes, and until a worker starts.
 
 from __future__ import annotations
 
+import os
 import random
+import re
 import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -27,7 +30,7 @@ from titanic import Client
 from titanic.errors import RequestFailed, TitanicError
 
 TASKS, TENTHS, SUBMITTERS = 50, 10, 8
-SAMPLE_EVERY, PATIENCE = 2.0, 600.0
+SAMPLE_EVERY, PATIENCE, PAGE = 2.0, 600.0, os.sysconf("SC_PAGE_SIZE")
 MOST_GROWTH = 1.2
 """How much more memory a process may have in the last quarter than in the second."""
 
@@ -71,10 +74,10 @@ class Day:
         self.submits: list[list[float]] = [[] for _ in range(TENTHS)]
         self.starts: list[list[float]] = [[] for _ in range(TENTHS)]
         """Seconds that submitting took, and until the attempt, by the tenth of the submission."""
-        self.refused: list[str] = []
+        self.refused: Counter[str] = Counter()
         self.faults: list[str] = []
         self.memory: dict[str, list[tuple[float, float]]] = {"server": [], "worker": []}
-        """By process: when, and how many MB."""
+        """By process: when, and how many MB of its own; the pages of the mapped store are the kernel's."""
 
     def start(self, name: str, python: str = "") -> None:
         """Start a process."""
@@ -135,7 +138,7 @@ class Day:
             try:
                 return client.submit(service, document, key=key)
             except TitanicError as error:  # a server that stops refuses; the same key is stored once
-                self.refused.append(f"{error}")
+                self.refused[re.sub(r"\d+", "0", f"{error}")] += 1
                 time.sleep(0.1)
 
     def collect(self) -> None:
@@ -169,8 +172,9 @@ class Day:
         while not self._ended.wait(SAMPLE_EVERY):
             for name, address in self._metrics.items():
                 with suppress(OSError, AssertionError):
-                    now = samples(f"http://{address}")
-                    size = now["process_resident_memory_bytes"] + now.get("titanic_worker_processes_memory_bytes", 0)
+                    children = samples(f"http://{address}").get("titanic_worker_processes_memory_bytes", 0)
+                    statm = Path(f"/proc/{self._running[name].process.pid}/statm").read_text().split()
+                    size = (int(statm[1]) - int(statm[2])) * PAGE + children
                     self.memory[name].append((time.monotonic() - self._begun, size / 1e6))
 
     def pause_some(self) -> None:
@@ -241,7 +245,8 @@ def report(day: Day, events: dict[int, str]) -> int:
         usual = [median(quarter) if quarter else 0.0 for quarter in quarters]
         print(f"{name}: MB in the quarters:", *map(round, usual), "at most", round(max(mb for _, mb in sizes)))
         bad += usual[3] > MOST_GROWTH * usual[1]
-    print(f"{sum(map(len, day.submits))} requests accepted, {len(day.refused)} times refused before")
+    print(f"{sum(map(len, day.submits))} requests accepted, {day.refused.total()} times refused before")
+    print(*(f"{times} × {why}" for why, times in day.refused.most_common(5)), sep="\n")
     print(f"{len(day.faults)} lost or wrong", *day.faults[:5], sep="\n")
     return int(bad > 0)
 
