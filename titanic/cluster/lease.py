@@ -127,6 +127,11 @@ class Lease:
         """When to query the store."""
         return self.due_at if self.asked is None and self.state not in OUT else None
 
+    def awaited_for(self, other: int, now: float) -> float | None:
+        """Return for how many seconds more the workers of an incarnation are awaited; None: it has not ended."""
+        since = self._ended.get(other)
+        return None if since is None else max(0.0, since + self.config.patience - now)
+
     # -- what is to be asked ---------------------------------------------------------------------------------
 
     def is_due(self, now: float) -> bool:

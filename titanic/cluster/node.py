@@ -218,6 +218,10 @@ class ClaimingNode:
         """Whether workers may begin what it has dispatched: after it stood still, its lease may be over."""
         return self.claims.lease.lasts(elapsed())
 
+    def awaited_for(self, incarnation: int) -> float | None:
+        """For how many seconds more it awaits the workers of another node that has ended, as far as it knows."""
+        return self.claims.lease.awaited_for(incarnation, elapsed())
+
     @property
     def lease_left(self) -> float:
         """Seconds for which it may dispatch if it does not renew its lease."""

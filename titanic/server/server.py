@@ -359,6 +359,10 @@ class Server:
         """The number under which this node claims requests, if it has one now."""
         return None if self.node is None else self.node.incarnation()
 
+    def awaited_for(self, incarnation: int) -> float | None:
+        """For how many seconds more this node awaits the workers of one that has ended, as far as it knows."""
+        return None if self.node is None else self.node.awaited_for(incarnation)
+
     def figures(self) -> ServiceFigures:
         """Figures of services at this server."""
         dispatcher, workers = self.dispatcher, self.workers

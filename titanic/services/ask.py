@@ -268,6 +268,10 @@ class ServiceHost(Protocol):
         """The number under which this node claims requests, if it has one now."""
         return None
 
+    def awaited_for(self, _incarnation: int) -> float | None:
+        """For how many seconds more this node awaits the workers of one that has ended, as far as it knows."""
+        return None
+
     @property
     def access(self) -> Access | None:
         """The users now; None: only the broker knows them, or there is no access control."""

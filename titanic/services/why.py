@@ -65,6 +65,8 @@ class Facts:
     """None: there is no server, only the store's files."""
     claim: ClaimRow | None = None
     """The claim of another node, if the store is shared."""
+    awaited_for: float | None = None
+    """For how many seconds more its worker is awaited, if that node has ended; None: it is unknown."""
     paused: bool = False
     pause: tuple[int, Act] | None = None
     """When and by whom its service was paused, if the user may read the audit and that is in it."""
@@ -130,6 +132,7 @@ def gather(
         now_us=now_us,
         view=view,
         claim=claim,
+        awaited_for=host.awaited_for(claim.incarnation) if claim is not None and claim.lease is None else None,
         paused=paused,
         pause=last_act(transaction, "pause", service) if paused and may_audit else None,
         refusing="" if context.refusing is None else context.refusing[0][4:].decode(errors="replace"),
@@ -236,7 +239,11 @@ def _claimed(facts: Facts, claim: ClaimRow) -> WhyInfo:
     name = claim.node or f"number {claim.incarnation}"
     if claim.lease is None:
         text = f"node {name} has ended; the request waits for its worker to come to another node"
-        return _why("return", text, "titanic nodes")
+        found = _why("return", text, "titanic nodes")
+        if facts.awaited_for is None:
+            return found
+        found["text"] += "; unless it does, another one gets the request"
+        return _until(found, facts, facts.awaited_for)
     if claim.silent > SILENT_SHARE * (claim.silent + claim.lease):
         text = f"node {name} has it, but has not renewed its lease for {duration(claim.silent)}"
         found = _why("lease", f"{text}; unless it does, other nodes take over", "titanic nodes")

@@ -183,6 +183,11 @@ def test_what_a_killed_node_has_given_out_waits_for_its_worker(nodes: Nodes) -> 
             assert client.wait(uuids[1], 60) == [b"part", b"done:1"]
             until(lambda: len(nodes.living()) == 1)
             assert client.show(uuids[0])["state"] == "running"
+            waits = "for its worker to come to another node; unless it does, another one gets the request in "
+            until(lambda: waits in client.show(uuids[0], why=True)["why"]["text"])  # from its next renewal on
+            why = client.show(uuids[0], why=True)["why"]
+            assert why["until"] == pytest.approx((client.clock() + 30) * 1e6, abs=30e6)
+            assert why["kind"] == "return"
             client.wait(client.submit("echo", b"2"), 60)  # claimed after the lease
             nodes.process(0, 2.0)
             line.up()

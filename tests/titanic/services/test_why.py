@@ -84,6 +84,12 @@ def why(one: Description | None = None, **facts: Any) -> Any:
             "node b has ended; the request waits for its worker to come to another node",
         ),
         (
+            {"claim": ClaimRow(7, "b", None, 0.0), "awaited_for": 25.0},
+            "return",
+            "node b has ended; the request waits for its worker to come to another node; unless it does, another one "
+            "gets the request in 25 s",
+        ),
+        (
             {"claim": ClaimRow(7, "", 3.0, 7.0)},
             "lease",
             "node number 7 has it, but has not renewed its lease for 7 s; unless it does, other nodes take over in 3 s",
