@@ -39,7 +39,7 @@ from titanic.client.client import Client
 from titanic.client.request_queue import Found
 from titanic.errors import RequestFailed, TimedOut, TitanicError, UnknownRequest
 from titanic.protocol.documents import JobConditions, RequestInfo
-from titanic.protocol.submit_options import CONTENT_TYPE, TRACEPARENT, UniqueUntil
+from titanic.protocol.submit_options import CONTENT_TYPE, TRACEPARENT, TRACESTATE, UniqueUntil
 from titanic.protocol.tsp import Frames
 from titanic.util.text import counted
 
@@ -223,6 +223,7 @@ def _content_type(context: click.Context, option: click.Parameter, kind: str | N
     group=CHOICES,
     help="W3C traceparent to pass to the worker.",
 )
+@option("--tracestate", metavar="STATE", group=CHOICES, help="W3C tracestate to pass beside --trace.")
 @option(
     "--type",
     envvar="TITANIC_SUBMIT_TYPE",
@@ -286,6 +287,8 @@ def submit(
         raise click.UsageError("--key is for one request, --lines submits many")
     if lines is not None and chosen["unique"] is not None:
         raise click.UsageError("--unique is for one request, --lines submits many")
+    if (state := chosen["tracestate"]) is not None and not (chosen["trace"] and TRACESTATE.fullmatch(state)):
+        raise click.UsageError(f"--tracestate is {state!r}; it needs --trace, and must be entries such as vendor=value")
     options: Any = {name: value for name, value in chosen.items() if value is not None}
     with connect(reach) as client:
         if lines is not None:

@@ -68,8 +68,10 @@ def test_it_finds_its_request_in_the_environment(
         assert here("retry", uuid, "--endpoint", endpoint).code == 0
         said = here("reply", uuid, "--wait", "25", "--endpoint", endpoint).out.decode().strip().split("/")
         with Client(endpoint) as client:
-            beside = client.submit("environment", "x", trace=trace, tracestate="a=1")
-            assert client.wait(beside, 60)[0].endswith(f"/{trace}/a=1/\n".encode())
+            line = here(
+                "submit", "environment", "x", "--trace", trace, "--tracestate", "a=1", "--endpoint", endpoint
+            ).line
+            assert client.wait(line, 60)[0].endswith(f"/{trace}/a=1/\n".encode())
     assert [said[0], said[1], said[2], *said[4:]] == [uuid, "1", "1", trace, "", "text", "x"]
     assert b"type         text/x" in here("show", uuid, "--endpoint", endpoint).out
     assert float(said[3]) > 1.7e9
@@ -79,6 +81,15 @@ def test_a_trace_that_is_none(endpoint: str) -> None:
     done = here("submit", "environment", "x", "--trace", "00-x", "--endpoint", endpoint)
     assert done.code == 2
     assert "--trace is '00-x'; it must be a traceparent" in done.err
+
+
+@pytest.mark.parametrize("trace", [(), ("--trace", "00-0123456789abcdef0123456789abcdef-0123456789abcdef-01")])
+def test_a_tracestate_that_is_none(endpoint: str, trace: tuple[str, ...]) -> None:
+    done = here(
+        "submit", "environment", "x", *trace, "--tracestate", "a=1" if not trace else "ä", "--endpoint", endpoint
+    )
+    assert done.code == 2
+    assert "it needs --trace, and must be entries such as vendor=value" in done.err
 
 
 def test_a_content_type_that_is_none(endpoint: str) -> None:
