@@ -20,7 +20,7 @@ from titanic.client.client import Client
 from titanic.protocol.documents import JobConditions, RedriveInfo
 from titanic.util.text import counted, printable
 
-CONDITIONS = ("service", "state", "error", "key", "text", "body", "since", "until", "older-than")
+CONDITIONS = ("service", "owner", "state", "error", "key", "text", "body", "since", "until", "older-than")
 TIMES = ("since", "until")
 
 POLL_INTERVAL = 0.2

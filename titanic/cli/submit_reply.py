@@ -445,8 +445,8 @@ def close(
     the server keeps no bodies, but freed pages of the file are overwritten only when they are reused.
 
     With --where, a job in the server counts the requests that match; once you have typed their number, it closes those
-    that still match, as with `titanic retry --where`. A state, an error or a key is required; running requests do not
-    match.
+    that still match, as with `titanic retry --where`. An owner, a state, an error or a key is required; running
+    requests do not match.
 
     --json prints {uuids}: the UUIDs given; with --kill also {not_killed}; with --where the job, as `titanic redrive`.
 
@@ -454,6 +454,7 @@ def close(
     Example:
       titanic close 01a1fdd40f82747ea223cfe554e7afbc
       titanic close --where state=failed --where older-than=7d --dry-run
+      titanic close --where owner=ann
     """
     if bool(uuid) == bool(where) or (where and kill):
         raise click.UsageError("give either UUIDs, or --where, which excludes --kill")

@@ -325,11 +325,11 @@ class Client:
         rate: float | None = None,
         **where: Unpack[JobConditions],
     ) -> RedriveInfo:
-        """Start a job in the server. It counts the requests that match all that is given: `service`, `state`, `error`
-        (of their group), `key`, `text` (part of the error or key), `body` (part of the body), `since` and `until`
-        (submitted, in seconds since 1970), `older_than` (seconds since the end). Once `change_redrive` confirms their
-        number, it retries or closes those that still match, at most `rate` a second. With `uuids`, at most 1,000, it
-        begins at once."""
+        """Start a job in the server. It counts the requests that match all that is given: `service`, `owner`, `state`,
+        `error` (of their group), `key`, `text` (part of the error or key), `body` (part of the body), `since` and
+        `until` (submitted, in seconds since 1970), `older_than` (seconds since the end). Once `change_redrive` confirms
+        their number, it retries or closes those that still match, at most `rate` a second. With `uuids`, at most 1,000,
+        it begins at once."""
         return finish(self._own.redrive(action, uuids=uuids, rate=rate, **where))
 
     def change_redrive(

@@ -491,6 +491,8 @@ class JobConditions(TypedDict, total=False):
     """Which requests a job retries or closes: all that is given must match."""
 
     service: str
+    owner: str
+    """The user who submitted them."""
     state: str
     error: str
     """The text of a group of failures, or an error of it."""

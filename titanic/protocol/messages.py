@@ -239,6 +239,7 @@ class JobWhere(Message, omit_defaults=True):
     """Which requests a job retries or closes, as JobConditions."""
 
     service: Text | None = None
+    owner: Text | None = None
     state: Annotated[NotRunning, _one_of(NotRunning)] | None = None
     error: Text | None = None
     key: Key | None = None
@@ -270,8 +271,8 @@ class RedriveAction(JobWhere, tag_field="do", tag="redrive", omit_defaults=True)
                 raise ValueError(f"{name} must be a string of at most {MAX_CONDITION} characters")
         if self.start == "retry" and self.state not in (None, *get_args(Dead)):
             raise ValueError("state must be failed or expired: only those can be retried")
-        if self.start == "close" and self.uuids is None and not conditions & {"state", "error", "key"}:
-            raise ValueError("closing needs a state, an error or a key")
+        if self.start == "close" and self.uuids is None and not conditions & {"owner", "state", "error", "key"}:
+            raise ValueError("closing needs an owner, a state, an error or a key")
 
 
 class ChangeAction(Message, tag_field="do", tag="change"):

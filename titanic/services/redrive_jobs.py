@@ -267,10 +267,11 @@ def search(
 ) -> FoundMatches:
     """Search for requests behind `after` for about so many seconds."""
     options, until, user = job.options, time.monotonic() + seconds, user_of(job, context.host)
+    owner = None if options.owner is None else options.owner.encode()
     page = transaction.select(
         _states(options),
         service=None if options.service is None else options.service.encode(),
-        owner=None if user is None or user.reads_all else user.owner,
+        owner=owner if user is None or user.reads_all else user.owner,
         after=after or ids.before(int((options.since or 0) * 1e6) - APART_US),
         limit=PAGE,
         text=options.text,
@@ -312,6 +313,7 @@ def matches(transaction: ReadTransaction, job: RedriveJob, row: Description, use
         row.state not in _states(options)
         or max(row.submitted_at, row.finished_at) >= job.moment
         or options.service not in (None, row.service.decode(errors="replace"))
+        or options.owner not in (None, row.owner.decode(errors="replace"))
         or options.key not in (None, row.key.decode(errors="replace"))
         or (options.error is not None and group not in (options.error, normalize(options.error)))
         or (options.text is not None and not row.mentions(options.text))

@@ -174,7 +174,7 @@ def test_conditions(client: Client) -> None:
     job = confirmed(client, client.redrive("close", body="to ann", service="mail", state="waiting"))
     reach(client, job, "done")
     assert ann not in all_of(client, "mail", "waiting")
-    with pytest.raises(InvalidRequest, match="a state, an error or a key"):
+    with pytest.raises(InvalidRequest, match="an owner, a state, an error or a key"):
         client.redrive("close", service="mail")
     with pytest.raises(InvalidRequest, match="failed or expired"):
         client.redrive("retry", state="done")
@@ -350,18 +350,21 @@ def test_a_job_ends_when_its_user_goes(tmp_path: Path) -> None:
         root.submit("upper", "a")
         job = reach(alice, alice.redrive("close", state="waiting", body="a", rate=1), "counted")
         assert job["counted"] == 50  # the other is not hers
+        assert reach(alice, alice.redrive("close", owner="queue"), "done")["counted"] == 0
         with pytest.raises(Forbidden):
             bob.redrive("close", state="waiting")
         with pytest.raises(Forbidden):
             bob.redrives()
         reach(root, root.redrive("close", key="b"), "done")
-        assert [one["user"] for one in alice.redrives()] == ["alice"]
+        assert [one["user"] for one in alice.redrives()] == ["alice"] * 2
         alice.change_redrive(job["id"], "confirm", 50)
         until(lambda: now(root, job)["done"] > 0)
         files.write(BOB + ROOT)
         server.reload(settings)
         job = reach(root, job, "stopped")
         assert 0 < job["done"] < 50
+        left = confirmed(root, root.redrive("close", owner="alice"))  # what a user who has gone leaves behind
+        assert reach(root, left, "done")["done"] == 50 - job["done"]
         assert "may not close requests" in job["reason"]
         acts = [act for act in root.audit(act="close")["acts"] if "job stopped" in act["text"]]
         assert [(act["user"], act["count"]) for act in acts] == [("alice", job["done"])]
