@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
-from typing import Any, Protocol, cast
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, cast
 
 from msgspec.structs import asdict
 
@@ -98,17 +98,74 @@ def _answer(
         return [tsp.OK, json.dumps({"jobs": redrive_jobs.documents(transaction, user, options.uuid)}).encode()]
     if options.schedules:
         return [tsp.OK, json.dumps({"schedules": registered_schedules.documents(transaction, user, now_us)}).encode()]
+    found = _find(transaction, options, running, user, shared)
+    rows = found.rows
+    at_work = [row.uuid for row in rows if row.state is State.WAITING and row.uuid in found.running]
+    far = running.progress(at_work) if running is not None and at_work else {}
+    sent = running.running_since(at_work) if running is not None and at_work else {}
+    requests = list[dict[str, Any]]()
+    for row in rows:
+        uuid, runs = row.uuid, row.uuid in found.running
+        one = as_document(row, runs, far.get(uuid), sent.get(uuid), row.service in paused)
+        requests.append(one)
+        if running is not None and uuid in sent and (worker := running.worker_of(uuid)):
+            one["worker"] = worker
+        if options.why and explainer is not None:
+            one["why"] = explainer.reason(transaction, row, user)
+        elif options.why:
+            one["why"] = explain(Facts(row=row, now_us=now_us, paused=row.service in paused))
+        if options.begin is not None and row.body_bytes <= MOST_BEGUN and (begun := transaction.request(uuid)):
+            one["begin"] = b" ".join(cut(begun.body, options.begin))[: options.begin].decode(errors="replace")
+            given.append(uuid)
+        if options.uuid is not None and (history := find_history(transaction, uuid)) is not None:
+            one["history"] = history
+            given += [uuid] if "replaced" in history else []
+        if options.uuid is not None and row.service.endswith(FLOW_SUFFIX.encode()):
+            one |= {"closed_steps": steps} if (steps := closed_steps(transaction, uuid, user)) else {}
+    document: dict[str, Any] = {"requests": requests, "next": found.following.hex() if found.following else None}
+    if options.keys is not None:
+        document["uuids"] = {key: uuid.hex() for key, uuid in found.holders.items()}
+    if options.now:
+        document["now"] = now_us
+    behind: Frames = []
+    if options.body:
+        stored = [transaction.request(row.uuid) for row in rows]
+        behind = [frame for request in stored if request is not None for frame in request.body]
+        document["body"] = len(behind)
+    elif options.most is not None:
+        body, reply = _frames(transaction, rows, options.most)
+        document |= {"body": len(body), "reply": len(reply)}
+        behind = body + reply
+    given += [row.uuid for row in rows if behind]
+    return [tsp.OK, json.dumps(document).encode(), *behind]
+
+
+class _Found(NamedTuple):
+    """A page of requests."""
+
+    rows: Sequence[Description] = ()
+    following: bytes | None = None
+    """Where the next page starts; None: there is none."""
+    running: Collection[bytes] = ()
+    """Those that workers have, and perhaps others."""
+    holders: Mapping[str, bytes] = {}
+    """The request of each key, if keys were given."""
+
+
+def _find(
+    transaction: ReadTransaction, options: List, running: RunningRequests | None, user: User | None, shared: bool
+) -> _Found:
+    """Find the requests that the client asks for and its user may read."""
     owner = None if user is None or user.reads_all else user.owner
     if options.owner is not None:
         if owner not in (None, options.owner.encode()):
-            return [tsp.OK, b'{"requests": [], "next": null}']
+            return _Found()
         owner = options.owner.encode()
-    now_running: Collection[bytes] | None = None
-    if not shared:
-        now_running = () if running is None else running.running()
+    at_workers = () if shared or running is None else running.running()
+    state = State[options.state.upper()] if options.state else None
     following: bytes | None = None
     holders: dict[str, bytes] = {}
-    state = State[options.state.upper()] if options.state else None
+    rows: Sequence[Description]
     if options.keys is not None:
         namespace = b"" if user is None else user.owner
         keys = {key: key.encode(errors="replace") for key in options.keys}
@@ -117,10 +174,11 @@ def _answer(
         rows = _described(transaction, list(holders.values()), user)
     elif options.uuid is not None:
         rows = _described(transaction, [bytes.fromhex(options.uuid)], user)
-    elif state is State.RUNNING and now_running is not None:
-        rows, following = _at_workers(transaction, now_running, options, user, owner)
+    elif state is State.RUNNING and not shared:
+        rows, following = _at_workers(transaction, at_workers, options, user, owner)
     else:
         chosen: dict[str, Any] = {
+            "owner": owner,
             "service": _service(options),
             "after": _after(options),
             "limit": options.limit,
@@ -128,63 +186,16 @@ def _answer(
             "text": options.text,
         }
         if state is State.RUNNING:
-            page = cast(SharedReadTransaction, transaction).list_running(owner=owner, **chosen)
-            now_running = {row.uuid for row in page}
-        else:
-            page = transaction.select(None if state is None else (state,), owner=owner, seconds=PATIENCE, **chosen)
+            page = cast(SharedReadTransaction, transaction).list_running(**chosen)
+            return _Found(page, place_behind(page, user, newest=options.newest), {row.uuid for row in page})
+        page = transaction.select(None if state is None else (state,), seconds=PATIENCE, **chosen)
         rows, following = page, place_behind(page, user, newest=options.newest)
-    if now_running is None:
+    if shared:
         waiting = [row.uuid for row in rows if row.state is State.WAITING]
-        now_running = cast(SharedReadTransaction, transaction).running(waiting)
+        at_workers = cast(SharedReadTransaction, transaction).running(waiting)
     if state is State.WAITING and options.uuid is None and options.keys is None:
-        rows = [row for row in rows if row.uuid not in now_running]
-    at_work = [row.uuid for row in rows if row.state is State.WAITING and row.uuid in now_running]
-    far = running.progress(at_work) if running is not None and at_work else {}
-    sent = running.running_since(at_work) if running is not None and at_work else {}
-    document: dict[str, Any] = {
-        "requests": [
-            as_document(row, row.uuid in now_running, far.get(row.uuid), sent.get(row.uuid), row.service in paused)
-            for row in rows
-        ],
-        "next": following.hex() if following else None,
-    }
-    for one in document["requests"]:
-        if running is not None and "running_since" in one and (worker := running.worker_of(bytes.fromhex(one["uuid"]))):
-            one["worker"] = worker
-    for row, one in zip(rows, document["requests"], strict=True) if options.why else ():
-        if explainer is not None:
-            one["why"] = explainer.reason(transaction, row, user)
-        else:
-            one["why"] = explain(Facts(row=row, now_us=now_us, paused=row.service in paused))
-    for row, one in zip(rows, document["requests"], strict=True) if options.begin is not None else ():
-        if row.body_bytes <= MOST_BEGUN and (begun := transaction.request(row.uuid)) is not None:
-            one["begin"] = b" ".join(cut(begun.body, options.begin or 0))[: options.begin].decode(errors="replace")
-            given.append(row.uuid)
-    if options.uuid is not None and rows and (history := find_history(transaction, rows[0].uuid)) is not None:
-        document["requests"][0]["history"] = history
-        given += [rows[0].uuid] if "replaced" in history else []
-    if (
-        options.uuid is not None
-        and rows
-        and rows[0].service.endswith(FLOW_SUFFIX.encode())
-        and (steps := closed_steps(transaction, rows[0].uuid, user))
-    ):
-        document["requests"][0]["closed_steps"] = steps
-    if options.keys is not None:
-        document["uuids"] = {key: uuid.hex() for key, uuid in holders.items()}
-    if options.now:
-        document["now"] = now_us
-    behind: Frames = []
-    if options.body:
-        requests = [transaction.request(row.uuid) for row in rows]
-        behind = [frame for request in requests if request is not None for frame in request.body]
-        document["body"] = len(behind)
-    elif options.most is not None:
-        body, reply = _frames(transaction, rows, options.most)
-        document |= {"body": len(body), "reply": len(reply)}
-        behind = body + reply
-    given += [row.uuid for row in rows if behind]
-    return [tsp.OK, json.dumps(document).encode(), *behind]
+        rows = [row for row in rows if row.uuid not in at_workers]
+    return _Found(rows, following, at_workers, holders)
 
 
 def _service(options: List) -> bytes | None:
