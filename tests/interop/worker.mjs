@@ -1,8 +1,9 @@
 // A worker for Node: node worker.mjs ENDPOINT SERVICE [SERVER.key NAME.key_secret]
 //
 // Replace `upper`, which gets the frames of a body, and returns those of the reply, or throws. It must not block Node's
-// loop, which sends the heartbeats: compute in a thread of node:worker_threads. After SIGTERM the worker finishes its
-// request and leaves, so no attempt is lost. It connects again when the server was silent or restarted.
+// loop, which sends the heartbeats: compute in a thread of node:worker_threads. The broker sends the next request after
+// the reply. After SIGTERM the worker finishes its request and leaves, so no attempt is lost. It connects again when the
+// server was silent or restarted.
 
 import { readFileSync } from "node:fs";
 import { setTimeout as pause } from "node:timers/promises";

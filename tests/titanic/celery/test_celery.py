@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
@@ -24,10 +25,12 @@ from titanic.celery import (
     AsyncResult,
     Celery,
     MaxRetriesExceededError,
+    Task,
     chain,
     chord,
     crontab,
     group,
+    options_of,
     shared_task,
 )
 from titanic.errors import CallerError
@@ -352,15 +355,18 @@ def test_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_page_names_all_settings_and_options() -> None:
-    lines = re.sub(r"\n  ", " ", PAGE).splitlines()
-    used, ignored, options = (
-        {*re.findall(r"`(\w+)`", line)}
-        for line in lines
-        if line.startswith(("- *Settings*", "- *Ignored settings*", "- *Ignored options*"))
-    )
-    assert used | ignored == CONF.keys()
-    assert not used & ignored
-    assert options == IGNORED - {"ignore_result"}
+    table = PAGE.partition("\n## Options and settings\n")[2].partition("\n\nAll others")[0]
+    cells = [{*re.findall(r"`(\w+)`", cell)} for row in table.splitlines()[-3:] for cell in row.split("|")[2:4]]
+    of_tasks, _, of_calls, ignored, settings, unused = cells
+    assert of_tasks == {*inspect.signature(Task).parameters} - {"app", "function", "options"}
+    assert of_calls - {"task_id", "apply_async"} == {*inspect.signature(options_of).parameters} - {"others"} | {
+        "link",
+        "link_error",
+    }
+    assert "task_id" in of_calls
+    assert ignored == IGNORED - {"ignore_result"}
+    assert settings | unused == CONF.keys()
+    assert not settings & unused
 
 
 PROJ = {
