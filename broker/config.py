@@ -171,7 +171,7 @@ class WorkerConfig:
     """How a worker keeps in touch with its broker."""
 
     heartbeat_interval: float = setting(
-        2.5, "Heartbeat interval; the broker's applies if it is shorter.", unit="s", least=0.01, option="heartbeat"
+        2.5, "Heartbeat interval, unless the broker's is shorter.", unit="s", least=0.01, option="heartbeat"
     )
     liveness: int = setting(
         4,

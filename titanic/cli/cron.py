@@ -46,7 +46,7 @@ def cron(words: Words, once: bool, as_json: bool, log_level: str, log_format: st
     titanic cron list FILE        list the last and next tick of each schedule
     titanic cron list             list all schedules that schedulers have registered
     titanic cron run FILE NAME    submit a request now, in addition to the ticks
-    titanic cron run NAME         have its scheduler submit a request now, within 30 s
+    titanic cron run NAME         have its scheduler submit a request within 30 s
     titanic cron pause NAME...    pause schedules
     titanic cron resume NAME...   resume schedules; skipped ticks do not count as missed
 
@@ -79,9 +79,9 @@ def cron(words: Words, once: bool, as_json: bool, log_level: str, log_format: st
     --json prints, for list, a list of {name, when, service, missed, paused, next, last: null or {tick, uuid, state}},
     with times as UTC strings; for list without FILE a list of {name, owner, service, when, tz, next, last: null or
     {tick, uuid, state}, paused_at, late, process, registered_at, seen_at}, with times in microseconds since 1970;
-    `late`: its next tick was due two minutes ago, and no scheduler submitted it; for run {uuid}, without FILE {names};
-    for --once {uuids}; for pause and resume {names}. The state is `closed` if the request was closed, or deleted after
-    its retention time.
+    `late`: its next tick was due over two minutes ago, and no scheduler submitted it; for run {uuid}, without FILE
+    {names}; for --once {uuids}; for pause and resume {names}. The state is `closed` if the request was closed, or
+    deleted after its retention time.
 
     \b
     Example:

@@ -266,11 +266,11 @@ def dev(
     fresh: bool,
     log_level: str,
 ) -> None:
-    """Run an app with all that it needs in one terminal, for development: titanic serve, worker, web and cron.
+    """Run an app and everything it needs in one terminal, for development: titanic serve, worker, web and cron.
 
     The worker restarts when a source file of the app changes; after an error it waits for the next change. Requests
-    are stored in .titanic in the current directory. If the app names another endpoint than the default, give the same
-    as --endpoint. TITANIC_ variables for other commands have no effect.
+    are stored in .titanic in the current directory. If the app's endpoint is not the default, pass it as
+    --endpoint, too. TITANIC_ variables for other commands have no effect.
 
     Stops on Ctrl-C or SIGTERM when the running tasks are done, with exit code 0; a second signal stops everything at
     once. If one of the commands ends by itself, all are stopped, and its exit code is returned.

@@ -195,10 +195,10 @@ def _typed(context: click.Context, parameter: click.Parameter, text: Any) -> Any
 
 
 LIMITS = (
-    ("running", "N", "Requests that run at the same time."),
-    ("rate", "N", "Attempts that begin, evenly spread, as in 10/s, 600/m or 5/h."),
-    ("waiting", "N", "Unfinished requests; further ones are refused."),
-    ("bytes", "SIZE", "Bytes of their bodies; further requests are refused."),
+    ("running", "N", "Maximum number of requests that run at the same time."),
+    ("rate", "N", "Maximum rate at which attempts begin, evenly spread, as in 10/s, 600/m or 5/h."),
+    ("waiting", "N", "Maximum number of unfinished requests; further ones are refused."),
+    ("bytes", "SIZE", "Maximum size of the bodies of unfinished requests; further requests are refused."),
 )
 
 

@@ -258,7 +258,7 @@ def workers(as_json: bool, reach: EndpointReach) -> None:
     To drain a worker, stop its unit, or send SIGTERM to PID at HOST: it takes no more requests, and exits when its
     running ones have ended.
 
-    --json prints {workers (null if unknown), services: {name: number of workers, or their slots; null: some},
+    --json prints {workers (null if unknown), services: {name: number of workers, or their slots; null: one or more},
     omitted (worker processes left out of a list that would be too long), node (the server's name, if servers share
     a store), reason (why workers is null)}. Each worker is {name, host, pid, user (with access control), version,
     services, slots, requests: [{uuid, service, started_at}], registered_at, heard_at}; times are microseconds since
@@ -319,14 +319,14 @@ def services(as_json: bool, last: float, reach: EndpointReach) -> None:
     """List the services: what waits and runs now, and what they did in the last hour.
 
     Counts and times outlast restarts, and are those of all servers that share a store. WAIT is the time until the first
-    attempt, RUN that of an attempt: p50, p90 and p99, approximately. RUN NOW is the p50 of the last minutes and the
-    usual one. RETRIED counts attempts that failed and were followed by another. RUNNING may exceed WORKERS, because
-    some requests are sent ahead, or a lowered limit, because running requests are not stopped.
+    attempt, RUN that of an attempt: p50, p90 and p99, approximately. RUN NOW shows the p50 of the last minutes and
+    the usual p50. RETRIED counts attempts that failed and were followed by another. RUNNING may exceed WORKERS, because
+    some requests are sent ahead, and a lowered limit, because running requests are not stopped.
 
     --json prints {since, step, incomplete, total, services, other, bytes}: since in microseconds since 1970; step the
     length of a period in seconds; incomplete [[from, until]] of spans for which counts are missing, because a server
-    was killed; bytes what all facts take in the store. total, each of services, and other (the least active if there
-    are over 1000; else null) are {accepted, dispatched, succeeded, failed, retried, expired, closed, cancelled (closed
+    was killed; bytes their size in the store, with the audit. total, each of services, and other (the least active if
+    over 1000; else null) are {accepted, dispatched, succeeded, failed, retried, expired, closed, cancelled (closed
     before they ended), requeued (sent again by users), wait and run: {p50, p90, p99} in seconds, or null}; services
     also have {waiting, delayed, running, workers, paused, limits, limits_set (as `titanic limits`, if any is set),
     usual: {attempts, wait, run} (of the day before; absent if there were none, or the step is an hour)}.
@@ -421,7 +421,7 @@ def health(as_json: bool, max_waiting: int | None, max_age: float | None, reach:
     """Check the health of the queue: it answers, it accepts requests, and waiting requests are within the given limits.
 
     Prints one line within two seconds and exits with a Nagios code: 0 healthy; 1 warning (slow answer, store full
-    within a day at the current rate, a limit exceeded, a reader that keeps much of the store from being reused, or
+    within a day at the current rate, a limit exceeded, a reader that prevents the reuse of much of the store, or
     servers with different access files); 2 critical (no answer, or the store or its disk is full); 3 unknown (usage
     error or another error).
 

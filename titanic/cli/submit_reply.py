@@ -144,19 +144,19 @@ def _content_type(context: click.Context, option: click.Parameter, kind: str | N
     envvar="TITANIC_SUBMIT_UNIQUE",
     metavar="KEY",
     group=CHOICES,
-    help="While an earlier request for SERVICE with the same KEY counts, print its UUID instead of storing another.",
+    help="While an earlier request for SERVICE with this KEY counts (see below), print its UUID and store nothing.",
 )
 @option(
     "--unique-until",
     type=click.Choice(get_args(UniqueUntil)),
     group=CHOICES,
-    help="With --unique: the earlier request counts until a worker has it, or until it has ended (the default).",
+    help="With --unique: the earlier request counts until a worker has it (started), or has ended (done, default).",
 )
 @seconds(
     "--unique-for",
     least=0.001,
     group=CHOICES,
-    help="With --unique: or it counts for this long, also after a success; not after a failure or a close.",
+    help="With --unique: it counts for this long, even after a success, but not after a failure or a close.",
 )
 @seconds("--delay", least=0, group=CHOICES, help="Do not execute the request before this time has passed.")
 @option(
@@ -213,7 +213,7 @@ def _content_type(context: click.Context, option: click.Parameter, kind: str | N
     type=Keep(least=0.001),
     metavar="TIME",
     group=CHOICES,
-    help="How long to keep the body after the request has ended, which cannot be retried without it; never: until it"
+    help="How long to keep the body after the request has ended; without a body it cannot be retried; never: until it"
     " succeeds; default: as long as the request.",
 )
 @option(
@@ -242,7 +242,7 @@ def _content_type(context: click.Context, option: click.Parameter, kind: str | N
     "--on-limit",
     type=click.Choice(["leave"]),
     group=CHOICES,
-    help="leave: let an attempt exceed --limit; the next one begins only when it has ended.",
+    help="leave: an attempt may exceed --limit; the next one begins only when that attempt has ended.",
 )
 @reaching(15.0, PATIENCE, key_options(CONNECTION, unlisted=()))
 def submit(
@@ -364,7 +364,7 @@ def _size(lines: BinaryIO) -> int:
 @seconds("--wait", least=0, help="Wait at most this long for the reply.")
 @endpoint
 def reply(uuid: str, wait: float | None, as_json: bool, reach: EndpointReach) -> None:
-    """Print the reply to the request with this UUID, byte for byte. It is kept until the request is closed.
+    """Print the reply to the request with this UUID, byte for byte. It is kept until closed, or for --keep.
 
     Exits with 3 while the request is pending, with 4 when the UUID is unknown, with 1 when the request failed for good
     or expired. Prints the worker's description of the failure to standard error.
@@ -436,13 +436,13 @@ def close(
     """Close requests: cancel those not dispatched yet, and delete the others with their replies. Unknown UUIDs are not
     an error.
 
-    Workers of running requests are notified, and their replies dropped. With --kill, `titanic worker` kills the
-    processes of these requests at once; other requests of the same process start again. Other workers cannot do that:
+    Workers of running requests are notified; replies to them are dropped. With --kill, `titanic worker` kills the
+    processes of these requests at once; other requests of the same process run again. Other workers cannot do that:
     the command prints their requests and exits with 1.
 
     Closed requests, with their replies and bodies of up to 64 KiB, stay in the store file until newer ones need the
-    space (--keep-closed of the server limits the time). An archive keeps them permanently. With --closed-body-limit 0
-    the server keeps no bodies, but freed pages of the file are overwritten only when they are reused.
+    space (--keep-closed of the server limits the time). `titanic-data archive` keeps them permanently. With
+    --closed-body-limit 0 the server keeps no bodies, but freed pages of the file are overwritten only when reused.
 
     With --where, a job in the server counts the requests that match; once you have typed their number, it closes those
     that still match, as with `titanic retry --where`. An owner, a state, an error or a key is required; running

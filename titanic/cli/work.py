@@ -321,7 +321,7 @@ def work(
 
     With several endpoints, each job picks one at random; on failure it tries the next. With --everywhere it registers
     with every endpoint and runs one request at a time. A second request that arrives meanwhile is returned after 0.2 s,
-    and the other brokers send no more until the job is done.
+    and the other brokers send no more until the first is done.
 
     Stops on SIGTERM or SIGINT when the running commands are done. A second signal stops the commands and the worker at
     once; their requests go to other workers.

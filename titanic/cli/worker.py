@@ -73,9 +73,9 @@ def worker(
 ) -> None:
     """Run the tasks of an app. MODULE:APP is an importable module and the titanic.tasks.Tasks in it (default: app).
 
-    One process has the connection to the broker and executes nothing. --processes is the number of the others: each
-    uses one CPU core, for up to --jobs requests at a time. They serve all tasks and services of the app, except as
-    --only and --except say. If a process dies, only its own jobs are affected.
+    One process has the connection to the broker and executes nothing. --processes is the number of other processes:
+    each uses one CPU core, for up to --jobs requests at a time. They serve all tasks and services of the app, unless
+    limited by --only or --except. If a process dies, only its own jobs are affected.
 
     A process that dies, exceeds --memory or has started --max-requests requests is replaced, after finishing its
     requests if possible. A process is killed when a task exceeds its limit by --watchdog, unless the task has

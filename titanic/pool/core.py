@@ -48,7 +48,7 @@ class ChildConfig:
     """Services of the app not to serve."""
 
     otel: bool = setting(
-        False, "Record OpenTelemetry spans and metrics. `opentelemetry-instrument`, or the app, says where they go."
+        False, "Record OpenTelemetry spans and metrics. `opentelemetry-instrument`, or the app, exports them."
     )
 
     deploy: str = setting("", "Version of the app, shown in `titanic workers`.", otherwise="that of Titanic")

@@ -45,7 +45,7 @@ class WebSettings:
         "File with the session secret, created if it does not exist. Sessions survive a restart, and all"
         " `titanic web` with the same secret share them.",
     )
-    prefix: str = setting("", "Path prefix of all URLs, such as /queue; a proxy must pass it on.", otherwise="/")
+    prefix: str = setting("", "Path prefix of all URLs, such as /queue; a proxy must not remove it.", otherwise="/")
     hosts: tuple[str, ...] = setting((), "Host name that browsers use, besides the address of `bind`.", option="host")
     max_body: int = setting(64 << 20, "Largest body of a request.", unit="B")
     tls_certificate: Path | None = setting(
