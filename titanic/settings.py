@@ -75,8 +75,8 @@ class ServerConfig:
     preallocate: bool = setting(False, "Allocate the whole capacity on disk at startup.", group=KEPT)
     keep_body: float = setting(
         0,
-        "How long to keep the bodies of requests that have ended, after which they cannot be retried; 0: as long as the"
-        " requests. A request or its service may say otherwise.",
+        "How long to keep the bodies of requests that have ended; without a body no retry is possible. 0: as long as"
+        " the requests. A request or its service may override it.",
         unit="s",
         least=0,
         group=KEPT,
@@ -167,7 +167,7 @@ class ServerConfig:
     )
     poison_deaths: int = setting(
         3,
-        "Deaths of workers that had only this request after which it fails for good, whatever --max-attempts.",
+        "A request fails for good after this many deaths of workers that had only it, whatever --max-attempts.",
         least=1,
         most=65535,
         group=TRIED,

@@ -30,8 +30,8 @@ ACTION_HELP = "\n    ".join(f"  {permission.value:9}{meaning}" for permission, m
 
 @click.group("access")
 def access() -> None:
-    """Check and change access files, explain permissions and turn on access control. No server is contacted: it reads
-    the file when it is reloaded (SIGHUP).
+    """Check and change access files, explain permissions and turn on access control. No server is contacted: a
+    server reads the file when reloaded (SIGHUP).
 
     \b
     Example:
@@ -180,7 +180,7 @@ def who(action: str, service: str, path: Path, as_json: bool) -> None:
 
     submit, work and call need a SERVICE. `titanic access test --help` lists the actions.
 
-    If users expire, the time is in EXPIRES, as the file has it; expired ones are listed, too.
+    If users expire, the time is in EXPIRES, as written in the file; expired ones are listed, too.
 
     --json prints [{user, line, text, reason, expires}]; expires is null for never.
 

@@ -46,7 +46,7 @@ def check(store: Path | str, repair: bool, as_json: bool) -> None:
     damaged file is kept next to the new one.
 
     For a store in PostgreSQL, the tables are checked against each other; this also works on a standby. --repair
-    releases requests claimed by a server that no longer exists and corrects loads, even while servers use the store.
+    releases requests claimed by a server that no longer exists and corrects counts, even while servers use the store.
     For other problems, restore a backup.
 
     --json prints {requests, replies, problems: [{where, what, repair}], left}.

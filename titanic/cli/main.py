@@ -56,7 +56,7 @@ COMMANDS = {
     "ls": ("stored_requests", "List stored requests."),
     "show": ("stored_requests", "Show one request in full."),
     "why": ("stored_requests", "Explain why a request is in its state."),
-    "change": ("stored_requests", "Change the priority of a request, or when it may start."),
+    "change": ("stored_requests", "Change a request's priority, body or start."),
     "retry": ("stored_requests", "Retry failed or expired requests."),
     "redrive": ("redrive", "List, pause, resume or cancel bulk retries and closes."),
     "purge": ("stored_requests", "Close all requests in a state."),

@@ -27,7 +27,7 @@ def migrate(source: Path | str, target: Path | str, as_json: bool) -> None:
     postgresql://USER@HOST/DATABASE. (Put the password in ~/.pgpass: other users can see the command line.)
 
     Stop the server first. Everything is copied: requests in all states with their UUIDs and times, replies, idempotency
-    keys, closed requests with their numbers, and the position of the archive. FROM is not changed; TO must be empty. At
+    keys, closed requests in their order, and the position of the archive. FROM is not changed; TO must be empty. At
     the end, all of TO is read back and compared with FROM.
 
     If it is interrupted, no server starts on TO until you run it again; it then starts over.

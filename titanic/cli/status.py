@@ -65,7 +65,7 @@ def status(as_json: bool, watch: float | None, **where: Any) -> None:
                      absent if there are none
     services         {name: number of waiting requests} of about 1,000
                      services: those with workers, limits or other
-                     settings, then those with the most
+                     settings, then those with most requests
     other            {services, waiting, delayed}: the other services;
                      absent if there are none
     settings         {name: {paused, on_end}} of services with operator

@@ -84,10 +84,10 @@ service_option = option("--service", metavar="SERVICE", help="Only requests for 
     callback=no_key_file,
     help="Only the request with this idempotency key.",
 )
-@option("--text", metavar="TEXT", help="Only requests with this text in their error or key, in any case.")
+@option("--text", metavar="TEXT", help="Only requests with this text in their error or key, ignoring case.")
 @option("--newest", is_flag=True, help="Newest first.")
 @seconds("--since", least=0, help="Only requests submitted within this time, as in 2h or 7d.")
-@option("--group-errors", is_flag=True, help="List groups of failures with the same error, as the server counted them.")
+@option("--group-errors", is_flag=True, help="List failures, grouped by error.")
 @source_options(unlisted=())
 def ls(
     service: str | None,
@@ -105,7 +105,7 @@ def ls(
 
     A running request is being processed, or is queued in the broker for the next free worker.
 
-    --group-errors lists the failures of the last four weeks, or --since, of closed requests as well: errors that differ
+    --group-errors lists the failures of the last four weeks, or --since, also of closed requests: errors that differ
     only in numbers, ids, paths and quoted texts are one group. RETRIED counts attempts that were followed by another.
     It needs a server, and read = "all".
 
@@ -305,8 +305,8 @@ def why(uuid: str, as_json: bool, **where: Any) -> None:
     """Explain why a request is in its state, and what to do about it: no workers, all of them busy, others before it, a
     paused service, a limit, a delay, a node that died, and so on.
 
-    The names and UUIDs of others are shown to users who may read them. Without a server (--store), only what the files
-    say is known.
+    Names and UUIDs of other requests are shown to users who may read them. Without a server (--store), only what the
+    files say is known.
 
     --json prints {uuid, service, state, kind, text, next, and numbers that apply: until, seconds, ahead, workers,
     running, limit, requests}; `until` is in microseconds since 1970.
@@ -465,7 +465,7 @@ def body_option(help: str) -> Decorator:
 @older_option
 @service_option
 @option("--all", "everything", is_flag=True, help="All requests that failed or expired.")
-@body_option("Run one request of your own with this body instead; - for standard input. Several: one frame each.")
+@body_option("Retry one request with this body instead; - for standard input. Several: one frame each.")
 @where_options
 @json_flag
 @endpoint
@@ -495,8 +495,8 @@ def retry(
     body; `since` and `until` are times of submission, as in 2h or 2026-12-01T08:00+01:00; `older-than` as
     --older-than.
 
-    --body replaces the body of one request, the user's own unless the user has `admin`. `titanic show` has the first
-    16 KiB of the first and of the last body that was replaced.
+    --body replaces the body of one request, which must be your own unless you have `admin`. `titanic show` shows the
+    first 16 KiB of the first and of the last body that was replaced.
 
     --json prints {retried}; with --where the job, as `titanic redrive`.
 
@@ -535,7 +535,7 @@ def retry(
 @command()
 @click.argument("uuid", type=uuid_type, metavar="UUID")
 @option("--priority", type=click.IntRange(0, 9), metavar="N", help="0 to 9; 9 is dispatched first.")
-@seconds("--delay", least=0, help="Do not execute the request before this time has passed from now.")
+@seconds("--delay", least=0, help="Do not execute the request before this time has passed.")
 @option("--at", metavar="TIME", callback=read_time, help="Do not execute it before this time.")
 @option("--now", is_flag=True, help="Execute it as soon as there is a worker.")
 @body_option("Replace the body with this file; - for standard input. Several: one frame each.")
