@@ -223,7 +223,7 @@ def _content_type(context: click.Context, option: click.Parameter, kind: str | N
     group=CHOICES,
     help="W3C traceparent to pass to the worker.",
 )
-@option("--tracestate", metavar="STATE", group=CHOICES, help="W3C tracestate to pass beside --trace.")
+@option("--tracestate", metavar="TEXT", group=CHOICES, help="W3C tracestate to pass beside --trace.")
 @option(
     "--type",
     envvar="TITANIC_SUBMIT_TYPE",
