@@ -28,7 +28,7 @@ TITLES = {
     404: "Not found",
     405: "Method not allowed",
     409: "Conflict",
-    410: "Closed",
+    410: "Gone",
     413: "Too large",
     415: "Unsupported media type",
     422: "Idempotency key reused",

@@ -518,7 +518,7 @@ ROUTES = [
             "close",
             "Delete a request and its reply",
             {
-                "202": answer("The request is deleted. Its worker cannot be killed, and was notified."),
+                "202": answer("The request is deleted. Its worker was notified, but cannot be killed."),
                 "204": answer("The request is deleted."),
                 **wrong(404),
             },

@@ -91,7 +91,7 @@ async def change_job(request: Request) -> Response:
     form = await forms.read(request)
     job, change = await find_job(request), form.get("do", "")
     if change not in ("confirm", "pause", "resume", "cancel"):
-        raise HTTPProblem(400, "nothing was changed: the form says not what to do; reload its page")
+        raise HTTPProblem(400, "nothing was changed: the form names no action; reload the page")
     if change == "confirm" and _typed(job) and form.get("typed", "").strip().replace(",", "") != str(job["counted"]):
         raise HTTPProblem(400, f"nothing was deleted: type “{_typed(job)}” to confirm")
     number = int(form["count"]) if WHOLE.fullmatch(form.get("count", "")) else None
@@ -109,7 +109,7 @@ def _typed(job: RedriveInfo) -> str:
 
 def _action(given: Mapping[str, str]) -> Literal["retry", "close"]:
     if (action := given.get("do", "")) not in ("retry", "close"):
-        raise HTTPProblem(400, "nothing was changed: the form says neither retry nor close; reload its page")
+        raise HTTPProblem(400, "nothing was changed: the form's action is neither retry nor close; reload its page")
     return cast(Literal["retry", "close"], action)
 
 

@@ -62,7 +62,7 @@ async def read(request: Request) -> Form:
         )
     except ValueError as error:  # UnicodeDecodeError is one
         if body:
-            raise HTTPProblem(400, f"the form is invalid: {error}; send it from its page") from error
+            raise HTTPProblem(400, f"the form is invalid: {error}; submit it from the console") from error
         pairs = []
     given = request.headers.get("x-csrf-token") or next((value for name, value in pairs if name == "csrf"), "")
     check_csrf(request, given)
@@ -75,7 +75,7 @@ async def read_body(request: Request, limit: int) -> bytes:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != TYPE:
         raise HTTPProblem(
-            415, f"expected a form, {TYPE}, but got {kind[:100] or 'no content type'}; send it from its page"
+            415, f"expected a form, {TYPE}, but got {kind[:100] or 'no content type'}; submit it from the console"
         )
     body = bytearray()
     async for chunk in request.stream():
@@ -94,7 +94,7 @@ def check_csrf(request: Request, given: str) -> None:
         return
     if not visitor.csrf or not hmac.compare_digest(given.encode(), visitor.csrf.encode()):
         what, fact = "nothing was changed", "the form belongs to another session, or yours has ended"
-        raise HTTPProblem(403, f"{what}: {fact}; reload its page and send it again")
+        raise HTTPProblem(403, f"{what}: {fact}; reload the page and submit it again")
 
 
 def _about(pairs: list[tuple[str, str]]) -> str:

@@ -188,21 +188,25 @@ def assess(
         warnings.append(f"The store is {share} full ({size(store['used'])}). Delete ended requests." + FILLED)
     if sample.response_time > SLOW:
         took = span(sample.response_time)
-        warnings.append(Markup("The server took {} to respond. Its machine or disk is busy.").format(took))
+        warnings.append(Markup("The server took {} to respond. Its machine or disk may be busy.").format(took))
     worst = sorted(failing, key=lambda name: failing[name]["failed"], reverse=True)
     waiting = [one for one in sorted(services, key=attrgetter("waiting"), reverse=True) if one.waiting]
     slow = [one for one in waiting if not one.paused and _is_slow(one, hour.get(one.name))]
     paused = [one for one in waiting if one.paused]
     recently = f"Failing in the last {RECENTLY / 60:.0f} minutes: {{}}."
     found = {
-        "Nodes that ended with requests: {}. Start them again.": [
+        "Nodes that stopped while they had requests: {}. Start them again.": [
             ("/store", node["name"], f"{node['claims'] or 'some'} claimed") for node in nodes if node["lease"] is None
         ],
-        "No workers: {}. Start one, or find out why they left.": [_waits(one) for one in waiting if one.lacks_workers],
+        "No workers: {}. Start one, or find out why they disconnected.": [
+            _waits(one) for one in waiting if one.lacks_workers
+        ],
         "Paused with requests waiting: {}.": [*map(_waits, paused)],
         "Slower than usual, with all workers busy or the limit reached: {}. See how long they run; limit what is slow,"
         " add workers, or raise the limit.": [*map(_waits, slow)],
-        "Running longer than usual: {}. See what they wait for.": [("", name, times) for name, times in slower.items()],
+        "Running longer than usual: {}. See what they are waiting for.": [
+            ("", name, times) for name, times in slower.items()
+        ],
         "Poison (it killed its workers): {}. Delete it, or fix the code that handles it.": [
             (f"/requests/{row['uuid']}", row["service"], row["uuid"][-8:]) for row in poison
         ],

@@ -236,7 +236,7 @@ async def start(request: Request) -> Response:
     await forms.read(request)
     uuid = _uuid(request)
     await visitor_of(request).client.change(uuid, delay=0)
-    return app_state(request).to(request, f"/requests/{uuid}", "It no longer waits for its time.")
+    return app_state(request).to(request, f"/requests/{uuid}", "The delay was removed.")
 
 
 async def close(request: Request) -> Response:
@@ -244,7 +244,7 @@ async def close(request: Request) -> Response:
     kill = "kill" in await forms.read(request)
     uuid = _uuid(request)
     alive = await visitor_of(request).client.close(uuid, kill=kill)
-    more = " Its worker cannot be killed, and was notified." if alive else ""
+    more = " Its worker was notified, but cannot be killed." if alive else ""
     return app_state(request).to(request, f"/requests/{uuid}", f"The request and its reply were deleted.{more}")
 
 
@@ -295,7 +295,7 @@ async def _look_again(request: Request) -> Look:
     if not row["body_frames"]:
         raise HTTPProblem(410, f"it cannot be run again: {BODY_GONE}")
     if not is_whole(found):
-        fact = f"its body has {size(row['body_bytes'])}; the limit here is {size(MAX_AGAIN)}"
+        fact = f"its body is {size(row['body_bytes'])}; the limit here is {size(MAX_AGAIN)}"
         raise HTTPProblem(413, f"it cannot be run again from here: {fact}; download the body and submit it")
     return found
 
@@ -388,7 +388,7 @@ class TimelineEntry(NamedTuple):
     """Of the error; empty: its own."""
 
 
-FAILURES = {"failed": "Attempt failed", "died": "Worker died", "lost": "Worker lost; not an attempt"}
+FAILURES = {"failed": "Attempt failed", "died": "Worker died", "lost": "Worker lost; not counted as an attempt"}
 
 
 def timeline(row: RequestInfo) -> list[TimelineEntry]:

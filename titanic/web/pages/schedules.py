@@ -50,7 +50,7 @@ async def resume(request: Request) -> Response:
     """Resume a schedule."""
     name = await _name(request)
     resumed = await call_sync(visitor_of(request).client, resume_schedule, name)
-    message = "resumes with its next tick." if resumed else "was not paused."
+    message = "resumes at its next tick." if resumed else "was not paused."
     return app_state(request).to(request, "/schedules", f"{name} {message}")
 
 
@@ -75,7 +75,7 @@ async def run(request: Request) -> Response:
         raise HTTPProblem(400, "this is not the request of a schedule; run one from the Schedules page")
     name = key[1]
     if not is_whole(found):
-        fact = f"its body has {size(row['body_bytes'])}; the limit here is {size(MAX_AGAIN)}"
+        fact = f"its body is {size(row['body_bytes'])}; the limit here is {size(MAX_AGAIN)}"
         raise HTTPProblem(413, f"{name} cannot be run from here: {fact}; use `titanic cron run FILE {name}`")
     return await submit_again(request, row, found.body, key=f"cron:{name}:run:{os.urandom(8).hex()}")
 

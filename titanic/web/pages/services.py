@@ -54,7 +54,7 @@ MAX_DELIVERIES, MAX_ALL_DELIVERIES = 200, 1000
 MESSAGES = {
     "pause": "Paused. Its requests wait until it is resumed; running requests continue.",
     "resume": "Resumed. Workers get its requests again.",
-    "ends": "Saved. This applies to requests that end from now on.",
+    "ends": "Saved. It applies to requests that end from now on.",
     "limits": "Saved. The limits apply at once; running requests continue.",
 }
 """What is shown after an action."""
@@ -101,8 +101,8 @@ class ServiceRow:
     def excess(self) -> str:
         """Why more of its requests run than its limit, or than it has workers; empty: no more do."""
         if self.running > (self.limits.get("running") or math.inf):
-            return "more than its limit: they began before it was lowered"
-        return "sent to workers; some wait for a free one" if self.running > (self.workers or math.inf) else ""
+            return "over the limit: they began before it was lowered"
+        return "sent to workers; some wait for a free slot" if self.running > (self.workers or math.inf) else ""
 
     @property
     def by_age(self) -> float:
@@ -307,7 +307,7 @@ async def pause(request: Request) -> Response:
     form = await forms.read(request)
     name, action = form.get("service", ""), form.get("do", "")
     if not name or action not in ("pause", "resume"):
-        raise HTTPProblem(400, "nothing was changed: the form says neither pause nor resume; reload its page")
+        raise HTTPProblem(400, "nothing was changed: the form's action is neither pause nor resume; reload its page")
     await visitor_of(request).client.set_service(name, paused=action == "pause")
     return _back(request, name, action)
 

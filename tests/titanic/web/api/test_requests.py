@@ -448,7 +448,7 @@ def test_a_running_request_is_deleted_with_its_process_if_that_can_be(http: http
                 forms = [values for _, values in Page(http.get(f"/requests/{uuid}/close").text).forms]
                 (form,) = (values for values in forms if "kill" in values)
                 done = http.post(f"/actions/requests/{uuid}/close", data=form, follow_redirects=True)
-                assert "were deleted. Its worker cannot be killed, and was notified." in done.text
+                assert "were deleted. Its worker was notified, but cannot be killed." in done.text
             assert http.get(f"/v1/requests/{uuid}").status_code == 410
         ends.set()
 

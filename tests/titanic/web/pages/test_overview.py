@@ -97,7 +97,7 @@ def test_a_service_that_became_slow_needs_attention(http: httpx.Client, server: 
     server.writer.facts.attempts(ends * 100, now_us)
     where = "--endpoint", server.endpoints[0], "--timeout", "30"
     page = Page(http.get("/").text)
-    assert "Running longer than usual: mail (1.4 s, usually 14 ms). See what they wait for." in page.text
+    assert "Running longer than usual: mail (1.4 s, usually 14 ms). See what they are waiting for." in page.text
     found = here("doctor", "--json", *where)
     (text,) = [one["text"] for one in found.json["checks"] if one["check"] == "run times"]
     assert text == "longer than usual: mail (1.4 s, usually 14 ms)"
@@ -110,7 +110,7 @@ def test_a_service_that_became_slow_needs_attention(http: httpx.Client, server: 
     with Worker("mail", lambda frames: frames, server.endpoints[0]), Worker("echo", list, server.endpoints[0]):
         listed = [("mail", "1.4 s, 1.9 s (usually 14 ms)"), ("echo", "14 ms, 19 ms (usually 14 ms)")]
         until(lambda: [(row[0], row[5]) for row in Page(http.get("/services?sort=-run").text).rows] == listed)
-        assert "1.4 s, usually 14 ms. See what its tasks wait for." in Page(http.get("/services/mail").text).text
+        assert "1.4 s, usually 14 ms. See what its tasks are waiting for." in Page(http.get("/services/mail").text).text
         assert "Running longer" not in Page(http.get("/services/echo").text).text
 
 
@@ -148,7 +148,7 @@ def test_problems_lead_to_their_services() -> None:
     level, problems, *_ = assess(sampled(), services, {}, dict.fromkeys(("a&b", "quick", "kept"), usual), (), nodes)
     assert level == "warning"
     assert [re.sub("<[^>]*>", "", one).partition(".")[0] for one in problems] == [
-        "Nodes that ended with requests: node-b (2 claimed)",
+        "Nodes that stopped while they had requests: node-b (2 claimed)",
         "No workers: mail (2 waiting)",
         "Paused with requests waiting: pdf (1 waiting)",
         "Slower than usual, with all workers busy or the limit reached: a&amp;b (5 waiting), kept (3 waiting)",

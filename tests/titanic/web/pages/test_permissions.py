@@ -60,7 +60,7 @@ def test_own_requests_are_shown(scene: Secured, expired: str) -> None:
 
 def test_a_service_shows_the_latency_of_ones_own_requests(scene: Secured) -> None:
     browser = scene.browser("alice")
-    assert "No request of yours is stored as done." in browser.get("/services/echo").text
+    assert "You have no stored successful requests." in browser.get("/services/echo").text
     alice = {"key": str(scene.keys / "alice.key_secret"), "server_key": str(scene.server_key)}
     with Worker("echo", lambda frames: frames, scene.server.endpoints[0], config=QUICK, **alice):
         answer = scene.program("alice").post("/v1/services/echo/requests", content=b"x", headers={"Prefer": "wait=60"})
@@ -68,7 +68,7 @@ def test_a_service_shows_the_latency_of_ones_own_requests(scene: Secured) -> Non
     found = Page(browser.get("/services/echo").text)
     assert [row[0] for row in found.rows] == ["Wait", "Run"]
     assert "–" not in found.rows[0]
-    assert "on your newest done requests" in found.text
+    assert "from your newest successful requests" in found.text
     assert not Page(scene.browser("bob").get("/services/echo").text).rows
 
 
@@ -102,7 +102,7 @@ def test_a_retry_without_permission(scene: Secured, expired: str) -> None:
     form = {"csrf": csrf, "do": "retry", "count": "1", "uuids": expired}
     answer = browser.post("/actions/requests", data=form, follow_redirects=True)
     until(
-        lambda: "No request was retried. 1 request was left unchanged" in Page(browser.get(answer.url.path).text).text
+        lambda: "No request was retried. 1 request was skipped" in Page(browser.get(answer.url.path).text).text
     )
 
 
@@ -110,7 +110,7 @@ def test_the_steps_of_a_workflow_are_shown_to_its_owner(scene: Secured) -> None:
     sent = scene.program("alice").post("/v1/services/shop.flow/requests", content=b"x").json()["uuid"]
     assert "No steps submitted yet" in Page(scene.browser("alice").get(f"/requests/{sent}").text).text
     found = Page(scene.browser("chief").get(f"/requests/{sent}").text)
-    assert "Steps are shown to the user whose workers submit them" in found.text
+    assert "Steps are shown only to the user whose workers submit them" in found.text
     step = {"Idempotency-Key": step_key(sent, "0.0")}
     assert scene.program("alice").post("/v1/services/resize/requests", content=b"x", headers=step).status_code == 202
     searched = Page(scene.browser("chief").get(found.links["Search for steps"]).text)

@@ -213,7 +213,7 @@ def test_bodies_that_a_form_would_change_are_sent_as_they_are(http: httpx.Client
 def test_requests_that_cannot_be_run_again(http: httpx.Client, client: Client) -> None:
     large = client.submit("mail", bytes(2 << 20))
     answer = http.get(f"/requests/{large}/again")
-    assert (answer.status_code, "its body has 2.0 MiB" in answer.text) == (413, True)
+    assert (answer.status_code, "its body is 2.0 MiB" in answer.text) == (413, True)
     pause_schedule(client, "nightly")
     (pause,) = client.list(service="cron.paused")[0]
     assert "Run again…" not in page(http, pause["uuid"]).links

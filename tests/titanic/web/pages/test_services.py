@@ -97,10 +97,10 @@ def test_a_service_that_has_more_than_its_limit_says_why(http: httpx.Client, ser
         one.take(), other.take()
         until(lambda: page_of(http, "/services/mail").figures["Running"] == "2")
         server.reload(replace(server.config, limits={b"mail": ServiceLimits(running=1)}))
-        text = "2 more than its limit: they began before it was lowered"
+        text = "2 over the limit: they began before it was lowered"
         until(lambda: page_of(http, "/services/mail").figures["Running"] == text)
     ahead = services.ServiceRow("mail", running=8, workers=4)
-    assert ahead.excess == "sent to workers; some wait for a free one"
+    assert ahead.excess == "sent to workers; some wait for a free slot"
     assert not replace(ahead, running=4).excess
     assert not replace(ahead, workers=None).excess
 
@@ -199,7 +199,7 @@ def test_on_end_is_set_and_reset(http: httpx.Client, client: Client) -> None:
     assert (answer.status_code, answer.headers["location"]) == (303, "/services/mail")
     assert on_end(client) == "audit"
     page = page_of(http, answer.headers["location"])
-    assert "Saved. This applies to requests that end from now on." in page.text
+    assert "Saved. It applies to requests that end from now on." in page.text
     assert page.figures["Notifies"] == "audit"
     assert page.form(ON_END_FORM)["on_end"] == "audit"
     assert http.post(ON_END_FORM, data=form | {"on_end": ""}).status_code == 303
