@@ -318,7 +318,7 @@ def why(uuid: str, as_json: bool, **where: Any) -> None:
     with open_source(**where) as source:
         row = source.show(uuid, why=True)
     if (reason := row.get("why")) is None:
-        raise TitanicError("the server cannot explain it", "it is of an earlier version", f"try titanic show {uuid}")
+        raise TitanicError("the server cannot explain it", "its version is older", f"try titanic show {uuid}")
     if as_json:
         print_json({name: row[name] for name in ("uuid", "service", "state")} | reason)
         return

@@ -365,7 +365,7 @@ class ClientCore:
         options = {"jobs": True} if job is None else {"jobs": True, "uuid": ids.plain(job)}
         found: builtins.list[RedriveInfo] = (await self._document(tsp.LIST, options))["jobs"]
         if job is not None and not found:
-            raise InvalidRequest(f"there is no job {job}", "it is too old, or of another user", "list the jobs")
+            raise InvalidRequest(f"there is no job {job}", "it is too old, or another user's", "list the jobs")
         return found
 
     async def register_schedules(self, schedules: Sequence[ScheduleReport]) -> None:
@@ -412,7 +412,7 @@ class ClientCore:
         options = {"facts": seconds, "facts_of": [*of], "failures": failures}
         document = await self._document(tsp.STATS, options)
         if "step" not in document:
-            raise InvalidRequest("the server counts nothing by the hour", "it is of an older version", "upgrade it")
+            raise InvalidRequest("the server counts nothing by the hour", "its version is older", "upgrade it")
         return cast(FactsInfo, document)
 
     async def nodes(self) -> builtins.list[NodeInfo] | None:
@@ -421,7 +421,7 @@ class ClientCore:
 
     async def workers(self) -> WorkersInfo:
         """The workers of the server that answers. Without the permission: only their numbers."""
-        reason = "this server is of an older version, which does not list its workers"
+        reason = "this server's version is older, and does not list workers"
         try:
             document = await self._document(tsp.STATS, {"workers": True})
             if "reason" in document:
