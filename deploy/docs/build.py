@@ -155,18 +155,46 @@ def _context(command: click.Command, name: str, parent: click.Context | None) ->
 
 
 def _metrics() -> str:
-    """The metrics of a server that has just started."""
+    """The metrics of a server that has just started, with those that need a cause, of a worker and of the gateway."""
+    from dataclasses import replace
+
     from titanic import Server, ServerConfig
     from titanic.metrics import families
+    from titanic.metrics.gateway import HELD, GatewayFigures
+    from titanic.metrics.worker import WorkerMetrics
+    from titanic.server.snapshot import ArchiveLag, NodeSnapshot
 
-    rows = ["# Metrics\n", "Of `titanic serve --metrics`.\n", "| name | type | meaning |", "|---|---|---|"]
     with tempfile.TemporaryDirectory() as folder:
         config = ServerConfig(store=Path(folder) / "store", bind=("tcp://127.0.0.1:*",), capacity=32 << 20)
         with Server(config) as server:
-            for one in families.queue(server.snapshot()):
-                name = f"{one.name}_total" if one.type == "counter" else one.name
-                rows.append(f"| `{name}` | {one.type} | {one.documentation} |")
-    return "\n".join([*rows, ""])
+            snapshot = server.snapshot()
+    refused, node = {("ann", "full"): 1}, NodeSnapshot("a", 1, 0, 1.0, 0, 0)
+    lag, paused = ArchiveLag(0, 0.0), ["mail"]
+    whole = replace(
+        snapshot,
+        refused_users=refused,
+        forbidden=refused,
+        paused=paused,
+        archive_lag=lag,
+        backed_up_at=0.0,
+        node=node,
+    )
+    worker = WorkerMetrics()
+    worker.processes(0, 0, 0)
+    parts = ["# Metrics\n"]
+    for source, found in (
+        ("`titanic serve --metrics`", families.queue(whole)),
+        ("`titanic work --metrics` and `titanic worker --metrics`", worker.collect()),
+        ("`/metrics` of the gateway", GatewayFigures({}, {}, dict.fromkeys(HELD, 0)).collect()),
+        ("each of them", families.Process().collect()),
+    ):
+        parts += [f"From {source}:\n", "| name | type | labels | meaning |", "|---|---|---|---|"]
+        for one in found:
+            name = one.name + {"counter": "_total", "info": "_info"}.get(one.type, "")
+            labels = ", ".join(getattr(one, "_labelnames", ())) or ", ".join({*one.samples[0].labels} - {"le"})
+            parts.append(f"| `{name}` | {one.type} | {labels} | {one.documentation} |")
+        parts.append("")
+    return "\n".join(parts)
 
 
 def _alerts() -> str:
@@ -175,11 +203,12 @@ def _alerts() -> str:
 
     groups = yaml.safe_load((ROOT / "deploy/prometheus/alerts.yml").read_text())["groups"]
     headings = [line for line in (ROOT / "deploy/README.md").read_text().splitlines() if line.startswith("### Titanic")]
-    rows = ["## Alerts\n", "| alert | severity | for | says |", "|---|---|---|---|"]
+    rows = ["## Alerts\n", "| alert | severity | after | text |", "|---|---|---|---|"]
     for rule in (rule for group in groups for rule in group["rules"] if "alert" in rule):
         heading = next(line for line in headings if rule["alert"] in re.findall(r"\w+", line))
         link = f"../operations/handbook.md#{re.sub(r'[^a-z ]', '', heading[4:].lower()).replace(' ', '-')}"
-        says = re.sub(r"\{\{ \$(?:labels\.)?(\w+)[^}]*\}\}", r"*\1*", rule["annotations"]["summary"])
+        summary = rule["annotations"]["summary"].replace("}}B", "}} bytes")
+        says = re.sub(r"\{\{ \$(?:labels\.)?(\w+)[^}]*\}\}", r"*\1*", summary)
         severity, wait = rule["labels"]["severity"], rule.get("for", "at once")
         rows.append(f"| [{rule['alert']}]({link}) | {severity} | {wait} | {says} |")
     return "\n".join([*rows, ""])

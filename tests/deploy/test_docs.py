@@ -47,7 +47,9 @@ def test_the_site(tmp_path: Path, chromium: Chromium) -> None:
         loaded = r'<(?:script|img|iframe|source)[^>]*\ssrc="(?:https?:)?//|<link[^>]*\shref="(?:https?:)?//'
         assert re.search(loaded, path.read_text()) is None, path
     assert "titanic submit" in (site / "reference/command-line.html").read_text()
-    assert "titanic_requests_accepted_total" in (site / "reference/metrics.html").read_text()
+    metrics = (site / "reference/metrics.html").read_text()
+    for name in ("requests_accepted_total", "backup_timestamp_seconds", "refusals_total", "worker_slots", "web_leases"):
+        assert f"titanic_{name}" in metrics
     assert "submit_batch" in (site / "reference/python.html").read_text()
 
     foreign: list[str] = []

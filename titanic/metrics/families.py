@@ -68,7 +68,7 @@ def queue(snapshot: ServerSnapshot) -> Iterator[Metric]:
 
 def about() -> Metric:
     """Which version runs."""
-    return InfoMetricFamily("titanic", "Titanic.", value={"version": __version__})
+    return InfoMetricFamily("titanic", "The version of Titanic.", value={"version": __version__})
 
 
 def threads(lags: Mapping[str, float]) -> Metric:

@@ -13,6 +13,13 @@ from prometheus_client.registry import Collector
 
 from titanic.metrics import families
 
+HELD = {
+    "event_streams": "Open event streams.",
+    "leases": "Leases of workers by HTTP, and calls that wait for one.",
+    "body_bytes": "Memory used by bodies of requests.",
+}
+"""What clients hold of a gateway."""
+
 
 @dataclass(frozen=True, eq=False)
 class GatewayFigures(Collector):
@@ -22,8 +29,8 @@ class GatewayFigures(Collector):
     """By class of route and status: the answers in each bucket of BOUNDS, and the sum of their times."""
     refused: Mapping[str, int]
     """Refusals, by what the client lacked."""
-    held: Mapping[str, tuple[int, str]]
-    """What clients hold: numbers, and what they are."""
+    held: Mapping[str, int]
+    """How many of HELD."""
 
     def collect(self) -> Iterator[Metric]:
         """The families with their present values."""
@@ -33,8 +40,8 @@ class GatewayFigures(Collector):
         yield families.durations("titanic_web_request_seconds", text, ("route", "status"), times)
         text = "Refusals for lack of valid credentials, or of a permission that the gateway itself checks."
         yield families.labelled("titanic_web_refusals", text, "lacking", self.refused, CounterMetricFamily)
-        for name, (value, text) in self.held.items():
-            yield GaugeMetricFamily(f"titanic_web_{name}", text, value=value)
+        for name, text in HELD.items():
+            yield GaugeMetricFamily(f"titanic_web_{name}", text, value=self.held[name])
 
     def exposition(self, accept: str) -> tuple[bytes, str]:
         """These figures and those of the process, in a format that the client accepts; and its content type."""

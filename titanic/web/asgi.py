@@ -86,9 +86,9 @@ async def metrics(request: Request) -> Response:
     if user is not None and not (user.metrics or user.admin):
         raise HTTPProblem(403, f"{user} may not see statistics; it needs metrics = true")
     held = {
-        "event_streams": (len(gateway.feed.quota), "Open event streams."),
-        "leases": (len(gateway.leases.quota), "Leases of workers by HTTP, and calls that wait for one."),
-        "body_bytes": (len(state.bodies), "Memory used by bodies of requests."),
+        "event_streams": len(gateway.feed.quota),
+        "leases": len(gateway.leases.quota),
+        "body_bytes": len(state.bodies),
     }
     from titanic.metrics.gateway import GatewayFigures  # few ask for it
 
