@@ -29,6 +29,8 @@ PYTHONPATH = os.pathsep.join(map(str, (PACKAGES, ROOT / "data", ROOT / "tests"))
 SUPPORT = Path(__file__).parent
 FORKED = [(str(SUPPORT / f"{name}_process.py"),) for name in ("node", "server", "worker")] + [("-m", "titanic")]
 """What Process starts as a Fork. Not programs that change modules before others import them."""
+_FOR_A_FORK = "PYTHONPATH", "PYTHONDONTWRITEBYTECODE"
+"""A Fork heeds the first; the second is for the processes that it starts."""
 _SUBREAPER = 36
 """Of prctl(2): orphans below this process become its children."""
 _libc = ctypes.CDLL(None)
@@ -69,7 +71,7 @@ class Fork(subprocess.Popen[bytes]):
 
 def is_warm(env: Mapping[str, str]) -> bool:
     """Whether a Fork can have these additional variables: Python itself reads others when it starts."""
-    return all(name.startswith("TITANIC_") and name != "TITANIC_PURE" for name in env)
+    return all(name.startswith(("TITANIC_", *_FOR_A_FORK)) and name != "TITANIC_PURE" for name in env)
 
 
 def _start_parent() -> socket.socket:

@@ -6,12 +6,14 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.waiting import PATIENCE
 
-from titanic.errors import CallerError
-from titanic.pool.loading import OWN_MODULES, involved, load, loaded
+from titanic.errors import CallerError, TitanicError
+from titanic.pool.core import ChildConfig
+from titanic.pool.loading import OWN_MODULES, chosen, involved, load, loaded
 from titanic.pool.pool import Sources
 
 APP = "from titanic.tasks import Tasks\napp = Tasks(name='found')\nclass inner:\n    other = Tasks(name='inner')\n"
@@ -62,6 +64,19 @@ def test_what_cannot_be_imported(folder: Path, text: str, fault: str) -> None:
     with pytest.raises(CallerError, match=fault) as caught:
         load("loading_broken:app")
     assert str(folder / "loading_broken.py") in involved("loading_broken:app", caught.value.__cause__)
+
+
+@pytest.mark.parametrize(
+    ("options", "fault"),
+    [
+        ({"only": ["shop.none"]}, "^shop:app has no service shop.none; it has shop.a, shop.b; check --only and"),
+        ({"excluded": ["shop.none"]}, "^shop:app has no service shop.none; it has shop.a, shop.b; check --only and"),
+        ({"only": ["shop.a"], "excluded": ["shop.a"]}, "^no service is left to serve; --except names all of them;"),
+    ],
+)
+def test_services_that_it_does_not_have(options: dict[str, Any], fault: str) -> None:
+    with pytest.raises(TitanicError, match=fault):
+        chosen(ChildConfig("shop:app", **options), dict.fromkeys(("shop.b", "shop.a"), list))
 
 
 @pytest.mark.parametrize("name", ["broker.py", "titanic.py", "broker/__init__.py", "titanic/__init__.py"])

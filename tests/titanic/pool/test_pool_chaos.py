@@ -41,7 +41,7 @@ import time
 from titanic.tasks import Tasks
 
 app = Tasks(name="chaos")
-LEDGER = os.open(os.environ["LEDGER"], os.O_WRONLY | os.O_APPEND)
+LEDGER = os.open("LEDGER", os.O_WRONLY | os.O_APPEND)
 
 
 def note(what: str, number: int) -> None:
@@ -77,7 +77,7 @@ class Play:
         self.dice = dice
         self.ledger = folder / "ledger"
         self.ledger.touch()
-        (folder / "chaos_app.py").write_text(APP)
+        (folder / "chaos_app.py").write_text(APP.replace('LEDGER"', f'{self.ledger}"'))
         self._lines = [Relay(endpoint) for _ in range(WORKERS)]
         self._count = 0
         self.workers: list[Running] = [self._start(line) for line in self._lines]
@@ -99,7 +99,6 @@ class Play:
             *(self.folder / f"worker-{self._count}.log", "worker", "chaos_app:app", *options),
             PYTHONPATH=path,
             PYTHONDONTWRITEBYTECODE="1",
-            LEDGER=str(self.ledger),
         )
 
     def children(self, worker: Running) -> list[int]:

@@ -54,8 +54,10 @@ def test_a_failure_is_seen_at_the_first_attempt(server: Server, client: Client, 
         )
         worker.says("return name.uper")
         worker.says(rf"shop.typo failed \({uuid}, attempt 2 of 2\): .*; that was the last attempt")
-        client.submit("shop.find", '{"args": ["it"]}')
+        fatal = client.submit("shop.find", '{"args": ["it"]}')
         worker.says(r"LookupError: it; not tried again")
+        until(lambda: client.show(fatal)["state"] == "failed")
+        assert (client.show(uuid)["attempts"], client.show(fatal)["attempts"]) == (2, 1)
         client.submit("shop.give_up", "{}")
         worker.says(r"410 Gone; not tried again")
         lines = worker.log.read_text().splitlines()
@@ -70,19 +72,6 @@ def test_a_failure_is_seen_at_the_first_attempt(server: Server, client: Client, 
             f"about it (shop.typo {uuid}, attempt 1)",
             f"about it (shop.typo {uuid}, attempt 2)",
         ]
-
-
-def test_no_exception_is_fatal_by_default(server: Server, client: Client, tmp_path: Path) -> None:
-    (tmp_path / "log_shop.py").write_text(APP)
-    with running(
-        *(tmp_path / "log", "worker", "log_shop:app", "--endpoint", server.endpoints[0]), PYTHONPATH=str(tmp_path)
-    ):
-        typo, found = (
-            client.submit(f"shop.{task}", '{"args": ["it"]}', max_attempts=2, retry_first=0.1)
-            for task in ("typo", "find")
-        )
-        until(lambda: {client.show(uuid)["state"] for uuid in (typo, found)} == {"failed"})
-        assert (client.show(typo)["attempts"], client.show(found)["attempts"]) == (2, 1)
 
 
 def test_an_endpoint_other_than_that_of_the_app_is_named(server: Server, tmp_path: Path) -> None:
