@@ -6,11 +6,13 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import chdir, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.cli_titanic import CLEAN, running
+from support.cli_titanic import CLEAN, Running, running
 from support.postgres import shared_server
 
 import titanic
@@ -106,11 +108,11 @@ class Project:
     def shell(self, program: str) -> Any:
         return json.loads(self.python("-c", SHELL + program).splitlines()[-1])
 
-    def worker(self, app: str) -> Any:
-        there = f'cd {self.folder} && exec {sys.executable} -m titanic "$@"'
-        return running(
-            self.folder / "worker.log", "worker", app, program=["sh", "-c", there, "sh"], PYTHONPATH=str(ROOT)
-        )
+    @contextmanager
+    def worker(self, app: str) -> Iterator[Running]:
+        log = self.folder / "worker.log"
+        with chdir(self.folder), running(log, "worker", app, PYTHONPATH=str(ROOT)) as worker:
+            yield worker
 
 
 @pytest.fixture
@@ -121,9 +123,10 @@ def project(tmp_path: Path, server: Server) -> Project:
 @pytest.mark.parametrize("kind", [pytest.param("sqlite", marks=pytest.mark.torture), "postgresql"])
 def test_the_recipe(tmp_path: Path, server: Server, client: Client, kind: str) -> None:
     project = Project(tmp_path, server.endpoints[0], kind)
-    project.python("manage.py", "migrate", "--run-syncdb", "-v0")
     created = project.shell("""
+from django.core.management import call_command
 from django.db import transaction
+call_command("migrate", run_syncdb=True, verbosity=0)
 client = Client()
 codes = [client.post(f"/invoices/{order}").status_code for order in (7, 7, 8)]
 try:
@@ -140,20 +143,18 @@ print(json.dumps([codes, list(Invoice.objects.values_list("order", "url"))]))
     with project.worker("mysite.queue:app"):
         for row in rows:
             assert client.wait(row["uuid"], 90) == [b"null"]
-    assert project.shell("print(json.dumps(sorted(Invoice.objects.values_list('order', 'url'))))") == [
-        [7, "/media/invoice-1.pdf"],
-        [8, "/media/invoice-2.pdf"],
-    ]
-    links = project.shell("""
+    urls, links, uuid = project.shell("""
 from django.contrib import admin
 from shop.admin import InvoiceAdmin
-made = InvoiceAdmin(Invoice, admin.site)
-print(json.dumps([[made.queue(Invoice())], [made.queue(one) for one in Invoice.objects.order_by("order")]]))
+from shop.tasks import count
+made, invoices = InvoiceAdmin(Invoice, admin.site), Invoice.objects.order_by("order")
+links = [[made.queue(Invoice())], [made.queue(one) for one in invoices]]
+print(json.dumps([list(invoices.values_list("order", "url")), links, count.enqueue().id]))
 """)
+    assert urls == [[7, "/media/invoice-1.pdf"], [8, "/media/invoice-2.pdf"]]
     pages = [f'<a href="http://console/requests/{row["uuid"]}">{row["uuid"][:8]}</a>' for row in rows]
     assert links == [[""], pages]
     # the framework's tasks
-    uuid = project.shell("from shop.tasks import count; print(json.dumps(count.enqueue().id))")
     with project.worker("titanic.django:default"):
         assert client.wait(uuid, 90) == [b"2"]
     got = f"from shop.tasks import count; r = count.get_result({uuid!r}); print(json.dumps([r.status, r.return_value]))"
