@@ -41,16 +41,18 @@ class Ended(NamedTuple):
         return json.loads(self.out)
 
 
-def titanic(*arguments: str | bytes | Path, stdin: bytes = b"", **env: str) -> Ended:
-    """Run `titanic …` in a process of its own until it ends."""
+def titanic(*arguments: str | bytes | Path, stdin: bytes | int = b"", **env: str) -> Ended:
+    """Run `titanic …` in a process of its own until it ends. `stdin`: its input, or a descriptor that it gets."""
     if is_warm(env):
         pipe = subprocess.PIPE
-        with Fork("-m", "titanic", *arguments, stdin=pipe, stdout=pipe, stderr=pipe, env=CLEAN | env) as command:
+        given, said = (pipe, stdin) if isinstance(stdin, bytes) else (stdin, None)
+        with Fork("-m", "titanic", *arguments, stdin=given, stdout=pipe, stderr=pipe, env=CLEAN | env) as command:
             try:
-                out, err = command.communicate(stdin, PATIENCE)
+                out, err = command.communicate(said, PATIENCE)
             finally:
                 command.kill()
         return _ended(command.returncode, out, err)
+    assert isinstance(stdin, bytes)
     done = subprocess.run(
         [sys.executable, "-m", "titanic", *arguments],
         input=stdin,

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.cli_titanic import CLEAN, here, titanic
+from support.processes import Fork
 from support.small_disk import small_disk
 from support.waiting import PATIENCE, until
 
@@ -44,7 +45,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def start(*arguments: str | Path) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-m", "titanic", *arguments], env=CLEAN, stdout=subprocess.DEVNULL)
+    return Fork("-m", "titanic", *arguments, env=CLEAN, stdout=subprocess.DEVNULL)
 
 
 def test_commands_at_the_same_time_lose_nothing(file: Path) -> None:

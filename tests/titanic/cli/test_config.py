@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from support.cli_titanic import here, running, titanic
+from support.each import each
 
 pytestmark = pytest.mark.usefixtures("workers")
 
@@ -74,7 +75,7 @@ def test_a_time_has_a_unit_or_is_seconds(endpoint: str, value: str) -> None:
     assert row["expires_at"] - row["submitted_at"] == pytest.approx(90e6, abs=1e6)
 
 
-@pytest.mark.parametrize("value", ["", "s", "5x", "1 h 5 m", "1e9", "-1s", "nan", "inf", "9999d"])
+@each("value", ["", "s", "5x", "1 h 5 m", "1e9", "-1s", "nan", "inf", "9999d"])
 def test_times_that_are_none(value: str) -> None:
     done = here("submit", "s", "--ttl", value)
     assert done.code == 2
@@ -86,7 +87,7 @@ def test_the_bounds_of_a_capacity_are_those_of_the_store() -> None:
     assert "1KiB is not a size from 64KiB to 16TiB" in here("serve", "--max-body", "1KiB").err
 
 
-@pytest.mark.parametrize("value", ["1", "-5", "12XB", "", "99999TiB", "1e5", "1.5.5GB"])
+@each("value", ["1", "-5", "12XB", "", "99999TiB", "1e5", "1.5.5GB"])
 def test_sizes_that_are_none(value: str) -> None:
     done = here("serve", "--capacity", value)
     assert done.code == 2

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from support.cli_titanic import here
+from support.each import each
 
 from titanic import ServerConfig
 from titanic.errors import CallerError
@@ -161,7 +162,7 @@ def test_there_are_fifty() -> None:
     assert len({text for text, _, _ in WRONG}) == len(WRONG) >= 50
 
 
-@pytest.mark.parametrize(("text", "line", "fact"), WRONG)
+@each(("text", "line", "fact"), WRONG)
 def test_it_is_told_where_and_why(toml: Path, text: str, line: int, fact: str) -> None:
     toml.write_text(text)
     done = here("config", "check", toml)

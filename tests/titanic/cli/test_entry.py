@@ -25,7 +25,7 @@ def interruptible() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("interruptible")
-@pytest.mark.parametrize("module", ["typing", "click", "zmq", "broker.client", "titanic.cli.printing"])
+@pytest.mark.parametrize("module", ["typing", "zmq", "titanic.cli.printing"])
 def test_an_interrupt_while_it_is_imported(module: str) -> None:
     """The interpreter tells what it has imported. Then it would wait: somebody listens, who never answers."""
     command = [sys.executable, "-X", "importtime", "-m", "titanic", "status", "--timeout", f"{PATIENCE}", "--endpoint"]

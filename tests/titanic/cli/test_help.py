@@ -12,6 +12,7 @@ import click
 import pytest
 import zmq
 from support.cli_titanic import here, titanic
+from support.each import each
 
 from broker.core import mdp
 from titanic.cli import main
@@ -23,21 +24,24 @@ from titanic_data.cli import main as data
 CONTEXT = click.Context(main, **main.context_settings)
 
 
-@pytest.fixture(params=COMMANDS)
-def command(request: pytest.FixtureRequest) -> click.Command:
-    found = main.get_command(CONTEXT, request.param)
-    assert found is not None
-    return found
+def found(name: str) -> click.Command:
+    command = main.get_command(CONTEXT, name)
+    assert command is not None
+    return command
 
 
-def test_every_command_has_help(command: click.Command) -> None:
-    done = here(command.name or "", "--help")
+@each("name", COMMANDS)
+def test_every_command_has_help(name: str) -> None:
+    command = found(name)
+    done = here(name, "--help")
     assert done.code == 0
-    assert done.out.decode().startswith(f"Usage: titanic {command.name} ")
+    assert done.out.decode().startswith(f"Usage: titanic {name} ")
     assert command.help
 
 
-def test_every_option_has_help_and_a_variable(command: click.Command) -> None:
+@each("name", COMMANDS)
+def test_every_option_has_help_and_a_variable(name: str) -> None:
+    command = found(name)
     for option in command.params:
         if isinstance(option, click.Option):
             assert option.help, option.name
@@ -45,7 +49,9 @@ def test_every_option_has_help_and_a_variable(command: click.Command) -> None:
             assert variables(option)
 
 
-def test_json_is_documented_where_it_is_offered(command: click.Command) -> None:
+@each("name", COMMANDS)
+def test_json_is_documented_where_it_is_offered(name: str) -> None:
+    command = found(name)
     if any(option.name == "as_json" for option in command.params):
         assert "--json prints" in (command.help or "")
 
@@ -66,13 +72,13 @@ WITHOUT_JSON = {
 def all_commands(group: click.Group, name: str) -> Iterator[tuple[str, click.Command]]:
     """Each command that is no group, by its words."""
     context = click.Context(group)
-    for each in group.list_commands(context):
-        found = group.get_command(context, each)
-        assert found is not None
-        if isinstance(found, click.Group):
-            yield from all_commands(found, f"{name}{each} ")
+    for word in group.list_commands(context):
+        one = group.get_command(context, word)
+        assert one is not None
+        if isinstance(one, click.Group):
+            yield from all_commands(one, f"{name}{word} ")
         else:
-            yield f"{name}{each}", found
+            yield f"{name}{word}", one
 
 
 def test_every_result_can_be_had_as_json() -> None:
@@ -83,7 +89,9 @@ def test_every_result_can_be_had_as_json() -> None:
     assert set(WITHOUT_JSON) - {"pattern"} <= without  # no exception that is none any more
 
 
-def test_the_metavars_are_few(command: click.Command) -> None:
+@each("name", COMMANDS)
+def test_the_metavars_are_few(name: str) -> None:
+    command = found(name)
     known = {"N", "TIME", "SIZE", "DIR", "FILE", "ENDPOINT", "SERVICE", "KEY", "FILE|Z85", "NAME:WHAT=N,…", "HOST:PORT"}
     known |= {"DIR|URL", "URL", "PATH", "NAME", "TRACEPARENT", "CODES", "TYPE", "CIDR", "TEXT", "NAME=VALUE"}
     for option in command.params:
@@ -135,13 +143,13 @@ def test_the_version() -> None:
 
 
 def test_what_it_consists_of() -> None:
-    found = titanic("version", "--json").json
-    assert found["version"] == __version__
-    assert (found["commit"], found["build"]) == (None, "pure")
-    assert {name: found["libraries"][name] for name in ("lmdb", "pyzmq")} == {
+    said = titanic("version", "--json").json
+    assert said["version"] == __version__
+    assert (said["commit"], said["build"]) == (None, "pure")
+    assert {name: said["libraries"][name] for name in ("lmdb", "pyzmq")} == {
         name: version(name) for name in ("lmdb", "pyzmq")
     }
-    assert "pytest" not in found["libraries"]
+    assert "pytest" not in said["libraries"]
     lines = here("version").out.decode().splitlines()
     assert lines[0].split() == ["PART", "VERSION"]
     assert f"libzmq {zmq.zmq_version()}" in [" ".join(line.split()) for line in lines]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from support.cli_titanic import here
+from support.each import each
 
 from broker import hash_token, load_secret, public_key
 
@@ -73,7 +73,7 @@ def test_a_token() -> None:
     assert line == f'tokens = ["{hash_token(token)}"]'
 
 
-@pytest.mark.parametrize("command", ["new", "server", "show", "token"])
+@each("command", ["new", "server", "show", "token"])
 def test_help(command: str) -> None:
     done = here("keys", command, "--help")
     assert done.code == 0

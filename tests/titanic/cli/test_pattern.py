@@ -14,7 +14,8 @@ from threading import Event
 import click
 import pytest
 from support.cli_titanic import Ended, Running, here, running
-from support.waiting import until
+from support.each import each
+from support.waiting import PATIENCE, until
 
 from broker import Worker, WorkerConfig
 from broker.patterns import Gather
@@ -46,14 +47,14 @@ def test_the_list_of_patterns() -> None:
     assert here("help", "pattern", "lazy-pirate") == here("pattern", "lazy-pirate", "--help")
 
 
-@pytest.mark.parametrize("name", PATTERNS)
+@each("name", PATTERNS)
 def test_every_pattern_has_help(name: str) -> None:
     done = here("pattern", name, "--help")
     assert done.code == 0
     assert done.out.decode().startswith(f"Usage: titanic pattern {name} ")
 
 
-@pytest.mark.parametrize(("name", "role", "command"), ROLES, ids=[f"{name} {role}" for name, role, _ in ROLES])
+@each(("name", "role", "command"), ROLES)
 def test_every_role_has_help_and_examples_that_it_understands(name: str, role: str, command: click.Command) -> None:
     for option in command.params:
         if isinstance(option, click.Option):
@@ -113,19 +114,20 @@ def test_a_command_that_fails(tmp_path: Path) -> None:
         assert "500 the command exited with 3" in done.err
 
 
-def slow_echo(frames: list[bytes]) -> list[bytes]:
-    Event().wait(0.0002)  # so that there is something in flight when the broker ends
-    return frames
-
-
 def test_majordomo_async_survives_a_restart_of_the_broker(tmp_path: Path) -> None:
-    lines = [f"line {number}" for number in range(3000)]
+    lines, is_killed = [f"line {number}" for number in range(600)], Event()
+
+    def echo(frames: list[bytes]) -> list[bytes]:
+        if frames == [b"line 100"]:
+            assert is_killed.wait(PATIENCE), "with requests in flight"
+        return frames
+
     (tmp_path / "lines.txt").write_text("\n".join(lines))
     with running(tmp_path / "broker1", "broker", "--bind", "tcp://127.0.0.1:*") as broker:
         endpoint = broker.says(r"broker at (\S+)")[1]
-        many = ("--lines", tmp_path / "lines.txt", "--window", "500", "--timeout", "2", "--retries", "300")
+        many = ("--lines", tmp_path / "lines.txt", "--window", "200", "--timeout", "2", "--retries", "300")
         with (
-            Worker("echo", slow_echo, endpoint, config=WorkerConfig(heartbeat_interval=0.2)),
+            Worker("echo", echo, endpoint, config=WorkerConfig(heartbeat_interval=0.2)),
             running(
                 tmp_path / "client", "pattern", "majordomo-async", "client", "echo", "--endpoint", endpoint, *many
             ) as client,
@@ -133,6 +135,7 @@ def test_majordomo_async_survives_a_restart_of_the_broker(tmp_path: Path) -> Non
             assert client.process.stdout is not None
             first = [client.process.stdout.readline() for _ in range(10)]
             broker.kill()
+            is_killed.set()
             with running(tmp_path / "broker2", "broker", "--bind", endpoint):
                 rest = client.process.stdout.read().splitlines(keepends=True)
                 assert client.ends() == 0
@@ -183,7 +186,7 @@ def test_freelance_goes_on_with_the_server_that_is_left(model: str, tmp_path: Pa
     assert f"no answer from {a}" in done.err
 
 
-@pytest.mark.parametrize(
+@each(
     "where",
     [
         ("--bind", "tcp://*:5555"),

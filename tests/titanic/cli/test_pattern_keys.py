@@ -11,6 +11,7 @@ from typing import Any
 import click
 import pytest
 from support.cli_titanic import here
+from support.each import each
 from support.waiting import until
 
 from broker import new_keys, public_key
@@ -24,7 +25,7 @@ WITHOUT_KEYS = ("generaldomo", "scatter-gather", "tripping")
 """Draft sockets; and what stays on this machine."""
 
 
-@pytest.mark.parametrize("name", [name for name in PATTERNS if name not in WITHOUT_KEYS])
+@each("name", [name for name in PATTERNS if name not in WITHOUT_KEYS])
 def test_every_role_takes_keys(name: str) -> None:
     group = pattern.get_command(CONTEXT, name)
     assert isinstance(group, click.Group)

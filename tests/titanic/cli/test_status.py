@@ -9,8 +9,8 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
-import pytest
 from support.cli_titanic import Running, here, running, serving
+from support.each import each
 from support.serving import serving as server_here
 from support.waiting import until
 
@@ -199,7 +199,7 @@ def test_health_of_a_server_that_stands_still(tmp_path: Path) -> None:
         assert re.search(rb"; waited [1-9](\.\d+)? s;", done.out)
 
 
-@pytest.mark.parametrize("wrong", [("--max-waiting", "x"), ("--endpoint", "nonsense"), ("--nonsense",), ("more",)])
+@each("wrong", [("--max-waiting", "x"), ("--endpoint", "nonsense"), ("--nonsense",), ("more",)])
 def test_health_that_is_asked_wrongly_is_unknown(wrong: tuple[str, ...]) -> None:
     assert here("health", *wrong).code == 3
     assert here("status", "--watch", "x").code == 2

@@ -75,9 +75,9 @@ def test_no_body_is_an_empty_one(at: tuple[str, str]) -> None:
     assert here("reply", uuid, "--wait", "20", *at) == (0, b"", "")
     for said in ((), ("",)):  # nobody waits for a pipe that is open
         with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as silent:
-            command = [sys.executable, "-m", "titanic", "submit", "echo", *said, "--wait", "20", *at]
-            done = subprocess.run(command, stdin=silent.stdout, capture_output=True, env=CLEAN, check=True)
-            assert done.stdout == b""
+            assert silent.stdout is not None
+            done = titanic("submit", "echo", *said, "--wait", "20", *at, stdin=silent.stdout.fileno())
+            assert (done.code, done.out) == (0, b"")
             silent.communicate()
 
 
@@ -89,14 +89,12 @@ def test_standard_input_that_nobody_asked_for_is_no_empty_body(at: tuple[str, st
     if kind == "file":
         os.dup2(os.open(tmp_path / "body", os.O_RDONLY), reading)
     os.close(writing)
-    command = [sys.executable, "-m", "titanic", "submit", "echo", "--wait", "20", *at]
-    done = subprocess.run(command, stdin=reading, capture_output=True, env=CLEAN, check=False)
-    assert (done.returncode, done.stdout) == (2, b"")
-    assert b"there is no BODY; standard input has bytes, but is read only with -; add - " in done.stderr
-    done = subprocess.run([*command, ""], stdin=reading, capture_output=True, env=CLEAN, check=True)
-    assert done.stdout == b""
-    done = subprocess.run([*command, "-"], stdin=reading, capture_output=True, env=CLEAN, check=True)
-    assert done.stdout == b"hello"
+    command = ("submit", "echo", "--wait", "20", *at)
+    done = titanic(*command, stdin=reading)
+    assert (done.code, done.out) == (2, b"")
+    assert "there is no BODY; standard input has bytes, but is read only with -; add - " in done.err
+    assert titanic(*command, "", stdin=reading).out == b""
+    assert titanic(*command, "-", stdin=reading).out == b"hello"
     os.close(reading)
 
 
