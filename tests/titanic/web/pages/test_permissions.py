@@ -101,9 +101,7 @@ def test_a_retry_without_permission(scene: Secured, expired: str) -> None:
     assert "you lack the submit permission for nobody" in answer.text
     form = {"csrf": csrf, "do": "retry", "count": "1", "uuids": expired}
     answer = browser.post("/actions/requests", data=form, follow_redirects=True)
-    until(
-        lambda: "No request was retried. 1 request was skipped" in Page(browser.get(answer.url.path).text).text
-    )
+    until(lambda: "No request was retried. 1 request was skipped" in Page(browser.get(answer.url.path).text).text)
 
 
 def test_the_steps_of_a_workflow_are_shown_to_its_owner(scene: Secured) -> None:
