@@ -56,5 +56,4 @@ def test_the_command_has_each_option_but_those_for_programs() -> None:
         "retry_most",
         "digest",
         "source",
-        "tracestate",
     }
