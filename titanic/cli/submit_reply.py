@@ -454,7 +454,7 @@ def close(
     Example:
       titanic close 01a1fdd40f82747ea223cfe554e7afbc
       titanic close --where state=failed --where older-than=7d --dry-run
-      titanic close --where owner=ann
+      titanic close --where owner=ann --yes
     """
     if bool(uuid) == bool(where) or (where and kill):
         raise click.UsageError("give either UUIDs, or --where, which excludes --kill")
