@@ -27,7 +27,8 @@ PACKAGES = Path(broker.__file__).parents[1]
 PYTHONPATH = os.pathsep.join(map(str, (PACKAGES, ROOT / "data", ROOT / "tests")))
 """For processes of tests, so that they run what the tests run."""
 SUPPORT = Path(__file__).parent
-FORKED = [(str(SUPPORT / f"{name}_process.py"),) for name in ("node", "server", "worker")] + [("-m", "titanic")]
+_SCRIPTS = ("node_process", "server_process", "worker_process", "rfc7_broker")
+FORKED = [(str(SUPPORT / f"{name}.py"),) for name in _SCRIPTS] + [("-m", "titanic")]
 """What Process starts as a Fork. Not programs that change modules before others import them."""
 _FOR_A_FORK = "PYTHONPATH", "PYTHONDONTWRITEBYTECODE"
 """A Fork heeds the first; the second is for the processes that it starts."""
@@ -37,8 +38,8 @@ _libc = ctypes.CDLL(None)
 
 
 class Fork(subprocess.Popen[bytes]):
-    """Python with `-m` and a module, or a script, that starts at once: warm_start.py. Tests of imports, interpreters
-    and cold starts use subprocess.Popen instead."""
+    """Python with `-m`, `-c` or a script that starts at once: warm_start.py. Tests of imports, interpreters and cold
+    starts use subprocess.Popen instead."""
 
     _parent: socket.socket | None = None
     _lock = Lock()
@@ -67,6 +68,19 @@ class Fork(subprocess.Popen[bytes]):
             self._close_pipe_fds(*files)  # type: ignore[attr-defined]
         assert self.pid, "the process that forks has ended"
         self._child_created = True
+
+
+def fork(*arguments: str | Path) -> subprocess.Popen[str]:
+    """One whose input and output are piped, as text."""
+    pipe, env = subprocess.PIPE, {**os.environ, "PYTHONPATH": PYTHONPATH}
+    return Fork(*arguments, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=env)  # type: ignore[return-value]
+
+
+def run_fork(program: str, *arguments: str | Path) -> tuple[int, str, str]:
+    """How a program given as text ended, its output and its errors."""
+    with fork("-c", program, *arguments) as process:
+        out, err = process.communicate(timeout=PATIENCE)
+    return process.returncode, out, err
 
 
 def is_warm(env: Mapping[str, str]) -> bool:
@@ -154,12 +168,10 @@ def worker_process(endpoint: str, service: str, log: Path, mode: str = "echo") -
 @contextmanager
 def script(name: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """A program of this folder, in a process of its own; its output is piped. It is killed at the end."""
-    command = [sys.executable, str(SUPPORT / name), *arguments]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env={"PYTHONPATH": PYTHONPATH}
-    ) as process:
+    pipe, env = subprocess.PIPE, {"PYTHONPATH": PYTHONPATH}
+    with Fork(SUPPORT / name, *arguments, stdout=pipe, text=True, env=env) as process:
         try:
-            yield process
+            yield process  # type: ignore[misc]
         finally:
             process.kill()
 

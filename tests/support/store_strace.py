@@ -7,18 +7,16 @@ says where the trees begin through a second descriptor, opened with O_DSYNC, whi
 
 from __future__ import annotations
 
-import os
 import random
 import re
 import struct
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from support.processes import PYTHONPATH
+from support.processes import fork
 from support.store_workload import read_ledger
 
 CALLS = "pwrite64,pwritev,writev,fdatasync"
@@ -31,6 +29,15 @@ _NUMBER = struct.Struct("<Q")
 
 KILLED = "+++ killed by SIGKILL +++"
 INJECTED = "(INJECTED)"
+
+
+_WAITS = """
+import ctypes, runpy, sys
+ctypes.CDLL(None).prctl(0x59616D61, ctypes.c_ulong(-1))  # PR_SET_PTRACER: a process beside it may trace it, too
+print("ready", flush=True)
+input()
+runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
+"""
 
 
 class Traced(NamedTuple):
@@ -50,19 +57,17 @@ class Run(NamedTuple):
 
 
 def trace(log: Path, options: Sequence[str | Path], module: str, *arguments: str | Path) -> Traced:
-    """Run a module of `support` under strace with these options."""
-    environment = {**os.environ, "PYTHONPATH": PYTHONPATH}
-    # Stopping at nothing but the traced calls is much faster, but then strace 6 delivers no signals.
-    speed = [] if any("signal=" in str(option) for option in options) else ["--seccomp-bpf"]
-    done = subprocess.run(
-        ["strace", "-f", *speed, "-o", log, *options, sys.executable, "-m", f"support.{module}", *arguments],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert "strace:" not in done.stderr, done.stderr
-    return Traced(done.returncode, log.read_text(), done.stderr)
+    """Run a module of `support` under strace with these options, from when Python has imported what it needs."""
+    with fork("-c", _WAITS, f"support.{module}", *arguments) as process:
+        assert process.stdout is not None
+        next(process.stdout)
+        command = ["strace", "-f", "-o", log, *options, "-p", str(process.pid)]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as strace:
+            assert strace.stderr is not None
+            attached = strace.stderr.readline()
+            _, said = process.communicate("\n")
+            assert attached.endswith(" attached\n"), attached
+    return Traced(process.returncode, log.read_text(), said)
 
 
 def run(path: Path, seed: int, steps: int, *options: str, durability: str = "synced") -> Run:

@@ -1,8 +1,9 @@
 """A program: Python that has imported what `titanic` needs, and forks for each process that a test wants (`Fork` in
 processes.py).
 
-A fork gets the arguments, environment, folder, umask and standard files of a new process, and runs its module or script
-from the beginning: only imports are done. Its parent is the test process, which must be a subreaper meanwhile.
+A fork gets the arguments, environment, folder, umask and standard files of a new process, and runs its module, script
+or text (`-c`) from the beginning: only imports are done. Its parent is the test process, which must be a subreaper
+meanwhile.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import sys
 from importlib import import_module
 from io import TextIOWrapper
 from pathlib import Path
+from types import ModuleType
 
 _DIES_WITH_ITS_PARENT = 1
 """Of prctl(2), with a signal: a test run that is killed leaves no forks."""
@@ -97,11 +99,15 @@ def main() -> None:
     _open_files()
     folders = [str(Path(one).absolute()) for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
     if not sys.flags.safe_path:
-        folders.insert(0, str(Path.cwd() if first == "-m" else Path(first).parent))
+        folders.insert(0, str(Path.cwd() if first in ("-m", "-c") else Path(first).parent))
     sys.path[:] = dict.fromkeys([*folders, *usual])
     if first == "-m":
         sys.argv[1:] = rest[1:]
         runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    elif first == "-c":
+        sys.argv[1:] = rest[1:]
+        sys.modules["__main__"] = main = ModuleType("__main__")
+        exec(rest[0], vars(main))
     else:
         sys.argv[:] = [first, *rest]
         runpy.run_path(first, run_name="__main__")

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.each import each
 from support.nodes import cluster, deafen, heard_of_each_other
 from support.postgres import needs_postgres, shared_server
+from support.processes import run_fork
 from support.serving import QUICK, config, serving
 from support.store_facts import state_of
 from support.waiting import until
@@ -199,7 +199,7 @@ def test_every_node_learns_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert [row["state"] for row in a.list(service="told")[0]] == ["waiting"]
 
 
-@pytest.mark.parametrize(
+@each(
     "wrong",
     [
         {},
@@ -208,14 +208,12 @@ def test_every_node_learns_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         {"service": "a", "paused": "yes"},
         {"service": "a", "what": 1},
     ],
-    ids=str,
 )
-def test_what_cannot_be_set(tmp_path: Path, wrong: dict[str, Any]) -> None:
-    with serving(tmp_path) as server, Client(server.endpoints[0], timeout=30) as client:
-        (answer,) = client.call("titanic.admin", json.dumps({"do": "set", **wrong}))
-        assert answer.startswith(b"400 ")
-        with pytest.raises(InvalidRequest):
-            client.set_service("mmi.x", paused=True)
+def test_what_cannot_be_set(client: Client, wrong: dict[str, Any]) -> None:
+    (answer,) = client.call("titanic.admin", json.dumps({"do": "set", **wrong}))
+    assert answer.startswith(b"400 ")
+    with pytest.raises(InvalidRequest):
+        client.set_service("mmi.x", paused=True)
 
 
 def test_all_about_each_service(server: Server, client: Client) -> None:
@@ -300,10 +298,9 @@ os.kill(os.getpid(), 9)
 @pytest.mark.parametrize("when", ["between", "before the commit", "after it"])
 def test_whoever_is_killed_has_stored_both_or_none(tmp_path: Path, settings: dict[str, Any], when: str) -> None:
     place = settings.get("store", str(tmp_path / "store"))
-    run = [sys.executable, "-c", DIES, str(place), when]
-    done = subprocess.run(run, check=False, capture_output=True, timeout=60)
-    assert done.returncode == -9, done.stderr
-    uuid = bytes.fromhex(done.stdout.decode())
+    code, out, err = run_fork(DIES, str(place), when)
+    assert code == -9, err
+    uuid = bytes.fromhex(out)
     with open_store(place, capacity=64 << 20) as store:
         with store.read() as transaction:
             told = transaction.select(service=b"told")

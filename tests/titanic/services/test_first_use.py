@@ -3,12 +3,8 @@ own, whose threads take turns after each step."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
-from support.processes import PYTHONPATH
+from support.processes import run_fork
 
 PROGRAM = """
 import sys, threading
@@ -58,11 +54,5 @@ form = Serializer("json")
 def test_threads_may_need_a_type_at_once(prepare: str, step: str) -> None:
     program = PROGRAM.format(prepare=prepare, step=step)
     for _ in range(10):
-        done = subprocess.run(
-            [sys.executable, "-c", program],
-            check=False,
-            env={**os.environ, "PYTHONPATH": PYTHONPATH},
-            capture_output=True,
-            text=True,
-        )
-        assert (done.returncode, done.stderr) == (0, "")
+        code, _, err = run_fork(program)
+        assert (code, err) == (0, "")

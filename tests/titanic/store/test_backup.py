@@ -1,10 +1,9 @@
 """Copies of a store, and reading one that somebody else has open."""
 
 import os
-import subprocess
-import sys
 
 import pytest
+from support.processes import fork
 from support.store_facts import accept_all, closed_in
 
 from titanic.errors import NotAStore, StoreCorrupt, StoreReadOnly, StoreUnwritable
@@ -144,13 +143,7 @@ with LmdbStore.open_read_only(sys.argv[1]) as store:
 
 
 def test_another_process_reads_checks_and_backs_up_while_the_server_works(store, tmp_path):
-    reader = subprocess.Popen(
-        [sys.executable, "-c", READ, store.path, tmp_path / "copy"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    with reader:
+    with fork("-c", READ, store.path, tmp_path / "copy") as reader:
         assert reader.stdout.readline() == "open\n"
         for _ in range(20):  # the file grows beyond what it had when the reader opened it
             with store.write() as txn:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import struct
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -15,6 +13,7 @@ import pytest
 from msgspec.structs import asdict
 from support.cli_titanic import here, titanic
 from support.postgres import needs_postgres, shared_server
+from support.processes import run_fork
 from support.store_contents import contents, difference
 from support.store_facts import accept_all, closed_in
 from support.store_formats import STORES, synthetic_step, unpack, unpack_tables
@@ -154,9 +153,7 @@ with synthetic_step():
 
 def test_a_crash_leaves_the_store_as_it_was(tmp_path: Path) -> None:
     expected = unpack(tmp_path, "format-1")
-    run = [sys.executable, "-c", DIE, tmp_path]
-    environment = {"PYTHONPATH": ":".join(path for path in sys.path if path)}
-    assert subprocess.run(run, check=False, env=environment).returncode == 9
+    assert run_fork(DIE, tmp_path)[0] == 9
     assert difference(expected, contents(str(tmp_path))) == []
 
 

@@ -1,11 +1,10 @@
 """A full store refuses new requests and nothing else, its file never exceeds its capacity, a bad disk loses nothing."""
 
 import random
-import subprocess
-import sys
 
 import lmdb
 import pytest
+from support.processes import run_fork
 from support.store_facts import accept_all, closed_range, state_of
 from support.torture import SEED, tally
 
@@ -428,10 +427,10 @@ store.close()
 
 
 def test_a_disk_that_fails_loses_nothing_and_is_forgiven(tmp_path):
-    run = subprocess.run([sys.executable, "-c", FILE_LIMIT, tmp_path], capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
-    assert "failed" in run.stdout
-    assert "the transaction was rolled back" in run.stdout
+    code, out, err = run_fork(FILE_LIMIT, tmp_path)
+    assert code == 0, err
+    assert "failed" in out
+    assert "the transaction was rolled back" in out
     with LmdbStore.open(tmp_path) as store:
         assert check(store) == []
         with store.read() as txn:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
@@ -13,7 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 from support.postgres import needs_postgres
-from support.processes import ROOT
+from support.processes import run_fork
 from support.store_contents import SECOND, START, fill
 from support.store_engines import forget_databases, is_sound, place_of
 from support.store_facts import accept_all, closed_in, closed_range, holder_of, load_of, waiting_in
@@ -172,8 +170,7 @@ def test_a_target_that_is_killed_serves_nobody(places: Places, kind: str) -> Non
         with open_export(sys.argv[1]) as out, open_import(sys.argv[2]) as into:
             move(out, into, lambda doing, *_: doing == "copying keys" and os.kill(os.getpid(), 9))
     """
-    done = subprocess.run([sys.executable, "-c", program, source, target], cwd=ROOT, timeout=60, check=False)
-    assert done.returncode == -signal.SIGKILL
+    assert run_fork(program, source, target)[0] == -signal.SIGKILL
     with pytest.raises(NotAStore, match="unfinished"):
         open_store(target)
     migrate(source, target)

@@ -2,11 +2,10 @@
 
 import fcntl
 import os
-import subprocess
-import sys
 
 import lmdb
 import pytest
+from support.processes import fork, run_fork
 from support.store_facts import accept_all, closed_range
 
 from titanic.errors import NotAStore, StoreCorrupt, StoreLocked, StoreTooNew, StoreUnwritable
@@ -180,10 +179,8 @@ LmdbStore.open(sys.argv[1], capacity=64 << 20, preallocate=True)
 
 
 def test_a_new_store_that_finds_no_room_leaves_nothing(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", NO_ROOM, tmp_path / "store"], capture_output=True, text=True, check=False
-    )
-    assert "StoreUnwritable" in done.stderr
+    _, _, said = run_fork(NO_ROOM, tmp_path / "store")
+    assert "StoreUnwritable" in said
     assert names(tmp_path) == []
 
 
@@ -214,10 +211,7 @@ input()
 
 
 def test_a_store_that_is_open_elsewhere_says_where(tmp_path):
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLD, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    with holder:
+    with fork("-c", HOLD, tmp_path) as holder:
         assert holder.stdout.readline() == "open\n"
         with pytest.raises(StoreLocked, match=rf"pid {holder.pid} since \d{{4}}-") as raised:
             LmdbStore.open(tmp_path)
@@ -314,7 +308,7 @@ os._exit(9)
 
 def test_killed_readers_are_cleared_away(tmp_path):
     with LmdbStore.open(tmp_path) as store:
-        assert subprocess.run([sys.executable, "-c", DIE_READING, tmp_path], check=False).returncode == 9
+        assert run_fork(DIE_READING, tmp_path)[0] == 9
         assert store.reader_check() == 1
         assert store.reader_check() == 0
         assert check(store) == []
