@@ -262,6 +262,23 @@ class PostgresServer:
         for name, value in settings.items():
             until(lambda name=name, value=value: self.sql("SELECT current_setting(%s)", name) == value)
 
+    def restore(self) -> None:
+        """Have it run as when it was made, without the databases that it was given."""
+        if self.running:
+            self.go_on()
+        if self.settings:
+            self.stop()
+            self.settings.clear()
+            self.configure()
+        if not self.running:
+            self._process = None
+            self.start()
+        self._template = ""
+        with self.connect() as connection:
+            named = "SELECT datname FROM pg_database WHERE datname LIKE 'test_%'"
+            for (name,) in connection.execute(named).fetchall():
+                connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
     @property
     def pid(self) -> int:
         """Of its first process, the parent of all others."""
@@ -384,8 +401,25 @@ def shared_server() -> PostgresServer:
     return server
 
 
+@cache
+def _spare() -> PostgresServer:
+    server = PostgresServer().create()
+    atexit.register(server.close)
+    return server
+
+
+@contextmanager
+def spare_server() -> Iterator[PostgresServer]:
+    """One that a test may stop, pause and reload: the tests of this process have it one after the other."""
+    server = _spare()
+    try:
+        yield server
+    finally:
+        server.restore()
+
+
 @contextmanager
 def new_server(**settings: str) -> Iterator[PostgresServer]:
-    """One of its own for a test that stops it or changes its settings."""
+    """One of its own, for a test that starts it with other settings."""
     with PostgresServer(**settings) as server:
         yield server.create()

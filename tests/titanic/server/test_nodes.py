@@ -16,7 +16,7 @@ import pytest
 import zmq
 from support.node_settings import node_config
 from support.ports import free_port
-from support.postgres import PostgresServer, needs_postgres, new_server, shared_server
+from support.postgres import PostgresServer, needs_postgres, shared_server, spare_server
 from support.processes import SUPPORT, Process
 from support.raw_mdp import raw_client, raw_worker
 from support.serving import QUICK, brokering
@@ -564,9 +564,9 @@ def test_who_cannot_renew_its_lease_dispatches_nothing_more_before_others_take_o
 # -- the database goes away -----------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def own_server() -> Iterator[PostgresServer]:
-    with new_server() as server:
+    with spare_server() as server:
         yield server
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.postgres import PostgresServer, needs_postgres, new_server
+from support.postgres import PostgresServer, needs_postgres, spare_server
 from support.serving import QUICK, config
 from support.store_facts import closed_in
 from support.waiting import until
@@ -27,9 +27,9 @@ from titanic.store.postgres.tools import check
 pytestmark = needs_postgres
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def postgres() -> Iterator[PostgresServer]:
-    with new_server() as server:
+    with spare_server() as server:
         yield server
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from support.desk import Desk
-from support.postgres import PASSWORD, USER, PostgresServer, needs_postgres, new_server, shared_server
+from support.postgres import PASSWORD, USER, PostgresServer, needs_postgres, shared_server, spare_server
 from support.postgres_pair import new_pair
 from support.relay import relay
 from support.small_disk import small_disk
@@ -217,7 +217,7 @@ def test_a_fail_over_loses_nothing_that_was_acknowledged() -> None:
 
 
 def test_a_primary_that_is_killed_and_comes_back_loses_nothing() -> None:
-    with new_server() as server, open_store(server.url(server.new_database())) as store, Ledger(store) as ledger:
+    with spare_server() as server, open_store(server.url(server.new_database())) as store, Ledger(store) as ledger:
         for mode in ("kill", "immediate", "fast"):
             server.restart(mode)
             ledger.goes_on()

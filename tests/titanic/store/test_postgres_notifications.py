@@ -11,7 +11,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from support.postgres import needs_postgres, new_server, shared_server
+from support.postgres import needs_postgres, shared_server, spare_server
 from support.waiting import PATIENCE, until
 
 from titanic.store import Notification, Topic
@@ -186,7 +186,7 @@ def test_a_connection_that_is_lost_is_made_again_and_begins_with_a_look(
     lines: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection_pool, "AGAIN", 0.05)
-    with new_server() as server:
+    with spare_server() as server:
         one, other = lines(2, server.url(server.new_database()))
         server.stop()
         one.line.alone = False
@@ -207,7 +207,7 @@ def test_what_somebody_else_says_there_is_no_harm(lines: Lines) -> None:
 
 @needs_postgres
 def test_it_ends_while_the_database_is_away() -> None:
-    with new_server() as server, ExitStack() as stack:
+    with spare_server() as server, ExitStack() as stack:
         line = Line(server.url(server.new_database()), stack)
         line.start()
         server.stop()

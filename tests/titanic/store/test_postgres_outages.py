@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 import psycopg
 import pytest
 from psycopg import errors
-from support.postgres import PASSWORD, needs_postgres, new_server, shared_server
+from support.postgres import PASSWORD, needs_postgres, new_server, shared_server, spare_server
 from support.postgres_pair import new_pair
 from support.relay import relay
 from support.store_facts import accept_all
@@ -62,7 +62,7 @@ def requests(store):
 
 def test_a_server_that_ends_is_found_again_when_it_is_back(monkeypatch):
     monkeypatch.setattr(connection_pool, "AGAIN", 0.05)
-    with new_server() as server, PostgresStore.open(server.url(server.new_database(), tcp=True)) as store:
+    with spare_server() as server, PostgresStore.open(server.url(server.new_database(), tcp=True)) as store:
         accept(store)
         server.stop()
         for _ in range(3):
@@ -104,7 +104,7 @@ def test_it_is_said_what_to_do_about_a_server_that_is_away(reason, advice):
 
 
 def test_one_caller_tries_and_all_others_fail_at_once(monkeypatch):
-    with new_server() as server, PostgresStore.open(server.url(server.new_database())) as store:
+    with spare_server() as server, PostgresStore.open(server.url(server.new_database())) as store:
         server.stop()
         assert failure(accept, store)
         monkeypatch.setattr(connection_pool, "connect", lambda *_: pytest.fail("it was just tried"))
@@ -174,7 +174,7 @@ def test_a_connection_that_was_ended_after_the_commit_says_nothing_of_it(store, 
 def test_a_server_that_stands_still_is_given_up(monkeypatch):
     monkeypatch.setattr(database_session, "CHECK_INTERVAL", 0.05)
     monkeypatch.setattr(connection_pool, "AGAIN", 0.05)
-    with new_server() as server:
+    with spare_server() as server:
         url = f"{server.url(server.new_database(), tcp=True)}?connect_timeout=5"
         with PostgresStore.open(url) as store:
             accept(store)
@@ -189,7 +189,7 @@ def test_a_server_that_stands_still_before_a_reader_is_done_is_given_up(monkeypa
     """What the reader wanted was there before; only its ROLLBACK has no answer."""
     monkeypatch.setattr(database_session, "CHECK_INTERVAL", 0.05)
     with (
-        new_server() as server,
+        spare_server() as server,
         PostgresStore.open(f"{server.url(server.new_database(), tcp=True)}?connect_timeout=5") as store,
     ):
         monkeypatch.setattr(database_session, "PATIENCE", 0.2)
@@ -328,7 +328,7 @@ def test_what_another_node_has_closed_is_told_when_the_standby_has_it():
 
 
 def test_a_server_that_becomes_read_only_is_away():
-    with new_server() as server, PostgresStore.open(server.url(server.new_database())) as store:
+    with spare_server() as server, PostgresStore.open(server.url(server.new_database())) as store:
         accept(store)
         server.reload(default_transaction_read_only="on")
         assert "read-only" in str(failure(accept, store))
@@ -371,7 +371,8 @@ def test_a_deadlock_at_the_beginning_is_not_noticed(store, name):
 
 @pytest.mark.parametrize("setting", ["fsync", "full_page_writes"])
 def test_a_server_that_would_lose_what_it_has_is_refused(setting):
-    with new_server(**{setting: "off"}) as server:
+    with spare_server() as server:
+        server.reload(**{setting: "off"})
         url = server.url(server.new_database())
         for durability in ("synced", "relaxed"):  # relaxed may lose commits, but never damages the store
             with pytest.raises(
@@ -384,7 +385,7 @@ def test_a_server_that_would_lose_what_it_has_is_refused(setting):
 
 @pytest.mark.parametrize("setting", ["fsync", "full_page_writes"])
 def test_such_a_server_can_be_looked_at(setting):
-    with new_server() as server:
+    with spare_server() as server:
         url = server.url(server.new_database())
         open_store(url).close()
         server.reload(**{setting: "off"})
