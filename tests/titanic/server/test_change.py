@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from support.access_files import ALICE, BOB, AccessFiles
 from support.cli_titanic import here
+from support.each import each
 from support.postgres import needs_postgres, shared_server
 from support.serving import QUICK, serving
 from support.waiting import until
@@ -171,8 +172,8 @@ def test_a_change_that_is_sent_again_when_its_answer_was_lost(served: Server, cl
             assert client.wait(uuid, 60) == [b"new", b"er"]
 
 
-@pytest.mark.parametrize(
-    ("call", "fault"),
+@each(
+    "call, fault",
     [
         (lambda client: client.change(UNKNOWN), "a change must have priority, delay, at or body"),
         (lambda client: client.change(UNKNOWN, priority=10), "priority must be a whole number from 0 to 9"),

@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from support.each import each
 from support.raw_mdp import RawClient, raw_worker
 from support.serving import QUICK, serving
 from support.waiting import until
@@ -67,7 +68,7 @@ NONSENSE = [
 ]
 
 
-@pytest.mark.parametrize("service", [b"titanic.submit", b"titanic.wait", b"titanic.admin", b"titanic.list"])
+@each("service", [b"titanic.submit", b"titanic.wait", b"titanic.admin", b"titanic.list"])
 def test_what_makes_no_sense_is_refused_and_stops_nobody(
     server: Server, raw: RawClient, service: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:

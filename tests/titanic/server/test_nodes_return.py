@@ -395,29 +395,39 @@ def test_a_separate_broker_and_its_queue_restart_alone(nodes: Nodes, who: str, h
     assert not other.begun
 
 
-STRANGERS: dict[str, Callable[[bytes], list[bytes]]] = {
-    "another worker": lambda token: ready(b"x", token),
-    "another service": lambda token: ready(b"k", token, service=b"other"),
-    "another secret": lambda token: ready(b"k", token[:16] + b"0" * 32 + token[48:]),
-    "another attempt": lambda token: ready(b"k", token.replace(b'"attempt":1', b'"attempt":2')),
+STRANGERS: dict[str, Callable[[bytes, bytes], list[bytes]]] = {
+    "another worker": lambda service, token: ready(b"x", token, service=service),
+    "another service": lambda service, token: ready(service, token, service=b"other"),
+    "another secret": lambda service, token: ready(service, token[:16] + b"0" * 32 + token[48:], service=service),
+    "another attempt": lambda service, token: ready(
+        service, token.replace(b'"attempt":1', b'"attempt":2'), service=service
+    ),
 }
 
 
-@pytest.mark.parametrize("who", STRANGERS)
-def test_a_stranger_takes_and_answers_nothing(nodes: Nodes, who: str) -> None:
-    uuid, token, _ = token_of(nodes)
-    two, said = nodes.here(1), STRANGERS[who](token)
+def test_strangers_take_and_answer_nothing(nodes: Nodes) -> None:
+    held: dict[str, tuple[str, bytes]] = {}
+    node = nodes.process(0)
+    with nodes.client(0) as client, ExitStack() as workers:
+        for who in STRANGERS:
+            uuid, service = client.submit(who, b"1"), who.encode()
+            worker = workers.enter_context(Keeper(nodes.endpoints[0], *ready(service, service=service)))
+            held[who] = uuid, worker.hears(b"\x09")[0]
+        assert node.terminate() == 0
+    two = nodes.here(1)
     with nodes.client(1) as client:
-        held = next(frame for frame in said if frame.startswith(b"titanic:held=")).removeprefix(b"titanic:held=")
-        with Keeper(nodes.endpoints[1], *said) as worker:
-            assert worker.hears(b"\7") == [held, b""]
-            worker.says(b"MDPW02", b"\4", held, b"", b"false")
-            until(lambda: two.broker.counters()["not_resumed"] == 1)  # type: ignore[union-attr]
-            until(lambda: two.broker.counters()["workers_busy"] == 0)  # type: ignore[union-attr]
-            assert client.reply(uuid) is None
-        with Keeper(nodes.endpoints[1], *ready(b"k", token)) as worker:
-            worker.says(b"MDPW02", b"\4", token, b"", b"true")
-            assert client.wait(uuid, 60) == [b"true"]
+        for count, (who, (uuid, token)) in enumerate(held.items(), 1):
+            said = STRANGERS[who](who.encode(), token)
+            told = next(frame for frame in said if frame.startswith(b"titanic:held=")).removeprefix(b"titanic:held=")
+            with Keeper(nodes.endpoints[1], *said) as worker:
+                assert worker.hears(b"\7") == [told, b""], who
+                worker.says(b"MDPW02", b"\4", told, b"", b"false")
+                until(lambda count=count: two.broker.counters()["not_resumed"] == count)  # type: ignore[union-attr]
+                until(lambda: two.broker.counters()["workers_busy"] == 0)  # type: ignore[union-attr]
+                assert client.reply(uuid) is None, who
+            with Keeper(nodes.endpoints[1], *ready(who.encode(), token, service=who.encode())) as worker:
+                worker.says(b"MDPW02", b"\4", token, b"", b"true")
+                assert client.wait(uuid, 60) == [b"true"], who
 
 
 def test_another_user_takes_nothing(nodes: Nodes) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.each import each
 from support.processes import SUPPORT, Process
 from support.raw_mdp import raw_worker
 from support.serving import QUICK, brokering, serving, with_broker
@@ -201,11 +202,7 @@ def test_servers_of_earlier_versions_get_no_tracestate(tmp_path: Path) -> None:
     assert len({one["key"] for one in seen}) == sum("tracestate" not in one for one in seen) == 5
 
 
-@pytest.mark.parametrize("trace", ["", "00-x", TRACE.upper(), f"{TRACE}-more", TRACE + "\n"])
-def test_a_trace_that_is_none_is_refused(tmp_path: Path, trace: str) -> None:
-    with (
-        serving(tmp_path) as server,
-        Client(server.endpoints[0]) as client,
-        pytest.raises(InvalidRequest, match="traceparent"),
-    ):
+@each("trace", ["", "00-x", TRACE.upper(), f"{TRACE}-more", TRACE + "\n"])
+def test_a_trace_that_is_none_is_refused(client: Client, trace: str) -> None:
+    with pytest.raises(InvalidRequest, match="traceparent"):
         client.submit("echo", "x", trace=trace)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from support.access_files import ALICE, AccessFiles
+from support.each import each
 from support.nodes import cluster, deafen, heard_of_each_other
 from support.ports import free_port
 from support.postgres import needs_postgres, shared_server
@@ -225,8 +226,8 @@ def test_who_may_set_limits_and_who_is_named(tmp_path: Path, caplog: pytest.LogC
         assert "user 'queue': limits of 'mail' rate=1/m" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("wrong", "text"),
+@each(
+    "wrong, text",
     [
         ({"running": 0}, "running must be a number from 1 to "),
         ({"running": 1.5}, "running must be a number"),
@@ -237,14 +238,12 @@ def test_who_may_set_limits_and_who_is_named(tmp_path: Path, caplog: pytest.LogC
         ({"keep": 1}, "keep"),
         ({"running": 1, "service": "titanic.list"}, "service"),
     ],
-    ids=str,
 )
-def test_what_cannot_be_set(tmp_path: Path, wrong: dict[str, Any], text: str) -> None:
-    with serving(tmp_path) as server, Client(server.endpoints[0], timeout=60) as client:
-        (answer,) = client.call("titanic.admin", json.dumps({"do": "set", "service": "mail", **wrong}))
-        assert answer.startswith(b"400 ")
-        assert text in answer.decode()
-        assert client.stats(services=True)["by_service"] == {}
+def test_what_cannot_be_set(client: Client, wrong: dict[str, Any], text: str) -> None:
+    (answer,) = client.call("titanic.admin", json.dumps({"do": "set", "service": "mail", **wrong}))
+    assert answer.startswith(b"400 ")
+    assert text in answer.decode()
+    assert client.stats(services=True)["by_service"] == {}
 
 
 def test_the_number_of_services_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import pytest
 from support.each import each
 from support.raw_mdp import RawClient, raw_client, raw_worker
 from support.serving import QUICK
@@ -77,7 +76,7 @@ NO_UUIDS = [
 ]
 
 
-@pytest.mark.parametrize("service", [b"titanic.reply", b"titanic.close"])
+@each("service", [b"titanic.reply", b"titanic.close"])
 def test_what_is_no_uuid_is_refused(raw: RawClient, service: bytes) -> None:
     for body in NO_UUIDS:
         reply = raw.ask(service, *body)

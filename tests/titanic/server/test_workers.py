@@ -11,10 +11,10 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 import zmq
 from support.access_files import AccessFiles
 from support.cli_titanic import here
+from support.each import each
 from support.nodes import cluster
 from support.postgres import needs_postgres
 from support.processes import SUPPORT, Process
@@ -83,12 +83,11 @@ def test_workers_of_all_kinds(server: Server, client: Client) -> None:
     assert "secret" not in json.dumps(found)
 
 
-@pytest.mark.parametrize(
-    "name", [b"titanic:process=\xff\n:1/x", b"titanic:process=a:b:" + b"9" * 40, b"titanic:process="]
-)
+@each("name", [b"titanic:process=\xff\n:1/x", b"titanic:process=a:b:" + b"9" * 40, b"titanic:process="])
 def test_odd_names_are_shown_as_they_are(server: Server, client: Client, name: bytes) -> None:
     with slots_worker(server.endpoints[0], name):
         (row,) = until(client.workers)["workers"] or ()
+    until(lambda: not client.workers()["workers"])
     assert (row["host"], row["pid"]) == (("\ufffd\n", 1) if b"\xff" in name else ("", None))
     assert row["name"] == name.removeprefix(b"titanic:process=").partition(b"/")[0].decode("ascii", "replace")
 
