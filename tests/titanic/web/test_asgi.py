@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import httpx
-import pytest
+from support.each import each
 from support.waiting import PATIENCE
 
 from titanic.web.auth.middleware import DOCUMENTS, PAGES
@@ -37,9 +37,7 @@ def test_errors_are_sentences_on_pages(http: httpx.Client) -> None:
     assert http.get("/v1/requests?state=lost").json()["detail"].startswith("state is 'lost'; it must be one of waiting")
 
 
-@pytest.mark.parametrize(
-    ("text", "told"), [("", ""), ("it is full", "It is full."), ("Is it there?", "Is it there?"), ("über", "Über.")]
-)
+@each(("text", "told"), [("", ""), ("it is full", "It is full."), ("Is it there?", "Is it there?"), ("über", "Über.")])
 def test_a_sentence_begins_and_ends(text: str, told: str) -> None:
     assert sentence(text) == told
 

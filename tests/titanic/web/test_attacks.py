@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 from starlette.routing import Mount
-from support.waiting import PATIENCE
+from support.each import each
 from support.web_secured import TOKENS, Secured, csrf_of, secured
 
 from titanic.web.api.routes import ROUTES as API
@@ -273,7 +273,7 @@ def test_after_the_log_in_one_stays_here(scene: Secured) -> None:
         assert "a=b" not in str(answer.headers), path
 
 
-@pytest.mark.parametrize("path", ["/", "/services?x=1&y=%C3%A4", "/requests/abc#x", "/services/a%2F%2Fb", "/x//y"])
+@each("path", ["/", "/services?x=1&y=%C3%A4", "/requests/abc#x", "/services/a%2F%2Fb", "/x//y"])
 def test_paths_of_ours_are_gone_on_to(path: str) -> None:
     assert local_path(path) == path
 
@@ -286,21 +286,19 @@ def test_a_session_that_somebody_else_has_begun_is_not_taken_over(scene: Secured
     assert answer.status_code == 303
     assert number not in answer.headers["set-cookie"]
     assert attacker.get("/v1/session").status_code == 401, "it has ended"
-    fixed = httpx.post(
-        f"{scene.url}/login", timeout=PATIENCE, data={"token": TOKENS["chief"]}, cookies={name: "x" * 43}
-    )
+    fixed = scene.browser(cookies={name: "x" * 43}).post("/login", data={"token": TOKENS["chief"]})
     assert "x" * 43 not in fixed.headers["set-cookie"]
 
 
 def test_the_form_of_the_log_in_is_bounded_and_echoes_nothing(scene: Secured) -> None:
     secret = "s3cret-of-somebody"
-    answer = httpx.post(f"{scene.url}/login", timeout=PATIENCE, data={"token": secret})
+    answer = scene.browser().post("/login", data={"token": secret})
     assert answer.status_code == 403
     assert secret not in answer.text
-    assert httpx.post(f"{scene.url}/login", timeout=PATIENCE, data={"token": "x" * 10_000}).status_code == 413
-    assert httpx.post(f"{scene.url}/login", timeout=PATIENCE, json={"token": TOKENS["chief"]}).status_code == 415
-    assert httpx.get(f"{scene.url}/login?token={TOKENS['chief']}", timeout=PATIENCE).status_code == 200
-    assert "set-cookie" not in httpx.get(f"{scene.url}/login?token={TOKENS['chief']}", timeout=PATIENCE).headers
+    assert scene.browser().post("/login", data={"token": "x" * 10_000}).status_code == 413
+    assert scene.browser().post("/login", json={"token": TOKENS["chief"]}).status_code == 415
+    assert scene.browser().get(f"/login?token={TOKENS['chief']}").status_code == 200
+    assert "set-cookie" not in scene.browser().get(f"/login?token={TOKENS['chief']}").headers
 
 
 def test_log_out_of_a_page_works(scene: Secured) -> None:

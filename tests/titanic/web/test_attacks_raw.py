@@ -212,7 +212,7 @@ def test_who_drips_is_sent_away(web: str) -> None:
 def test_who_is_slow_but_goes_on_is_heard(server: Server) -> None:
     """His time is over again and again, and each time there was enough of the body in it."""
     settings = WebSettings(tuple(server.endpoints), bind=("127.0.0.1", 0), timeout=PATIENCE)
-    with WebServer(settings) as web, httpx.Client(base_url=web.url, timeout=PATIENCE) as http:
+    with WebServer(settings) as web, httpx.Client(base_url=web.url, timeout=PATIENCE, verify=False) as http:
 
         def parts() -> Iterator[bytes]:
             (connection,) = until(lambda: [*web._server.server_state.connections])
@@ -301,25 +301,6 @@ def answers(http: httpx.Client) -> bool:
         return http.get("/v1/session").status_code == 200
     except httpx.TransportError:
         return False
-
-
-def test_a_thousand_event_streams_that_nobody_reads(web: str, http: httpx.Client) -> None:
-    """Most are refused, the others cost little, and all else goes on."""
-    with ExitStack() as stack:
-        for _ in range(1000):
-            try:
-                stack.enter_context(Raw(web)).say(b"GET /v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            except OSError:  # no more may be open here
-                break
-        assert http.get("/v1/stats").status_code == 200
-        assert http.post("/v1/services/s/requests", content=b"x").status_code == 202
-        assert http.get("/v1/events").status_code == 429
-    until(lambda: stream_status(http) == 200)
-
-
-def stream_status(http: httpx.Client) -> int:
-    with http.stream("GET", "/v1/events") as answer:
-        return answer.status_code
 
 
 def test_json_that_is_deep_or_wide_is_refused(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,7 +95,7 @@ def hosting(scene: Secured, folder: Path, app: str = "team:app", more: str = "",
     port = free_port()
     command = ["-m", "uvicorn", "--app-dir", str(folder), "--port", str(port), app]
     with (
-        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE) as client,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE, verify=False) as client,
         Process(*command, output=folder / "host.log", **env) as process,
     ):
         until(lambda: process.running and answers(client))

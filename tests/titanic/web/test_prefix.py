@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from support.each import each
 from support.processes import ROOT
 from support.waiting import PATIENCE
 from support.web_secured import TOKENS, Secured, csrf_of, secured
@@ -90,7 +91,7 @@ def test_event_streams_are_below_it(scene: Secured) -> None:
         assert "mail" in json.loads(line.removeprefix("data:"))["services"]
 
 
-@pytest.mark.parametrize(
+@each(
     "path",
     [
         "/",
@@ -138,7 +139,7 @@ def test_cookies_over_https_are_bound_to_the_prefix(tmp_path: Path) -> None:
         assert httpx.get(f"{scene.url}/queue/v1/session", headers={"Cookie": planted}).status_code == 401
 
 
-@pytest.mark.parametrize("prefix", ["queue", "//x", "/a//b", "/../x", "/a/.", '/"x', "/a b", "/%71", "http://x/y"])
+@each("prefix", ["queue", "//x", "/a//b", "/../x", "/a/.", '/"x', "/a b", "/%71", "http://x/y"])
 def test_what_is_no_path_is_no_prefix(prefix: str) -> None:
     with pytest.raises(Contradiction, match=r"is no prefix; .*write it like /queue"):
         WebSettings(("ipc:///nowhere",), prefix=prefix)

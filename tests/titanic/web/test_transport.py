@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-import pytest
+from support.each import each
 
 from titanic.web.protocol import SMALL, JoiningTransport
 
@@ -53,7 +53,7 @@ def writes(*parts: bytes) -> Callable[[JoiningTransport], None]:
     return act
 
 
-@pytest.mark.parametrize(
+@each(
     ("parts", "within", "after"),
     [
         ((HEAD, BODY), [HEAD + BODY], []),
@@ -63,7 +63,6 @@ def writes(*parts: bytes) -> Callable[[JoiningTransport], None]:
         ((HEAD, BODY, HEAD, BODY), [HEAD + BODY, HEAD + BODY], []),
         ((b"",), [], []),
     ],
-    ids=["head-and-body", "no-body", "head-of-a-stream", "large-body", "two-answers", "nothing"],
 )
 def test_what_is_written(parts: tuple[bytes, ...], within: list[bytes], after: list[bytes]) -> None:
     assert in_a_turn(writes(*parts)) == (within, within + after)

@@ -65,7 +65,9 @@ class Reader:
 @contextmanager
 def reading(url: str, last: str = "", **query: Any) -> Iterator[Reader]:
     headers = {"Last-Event-ID": last} if last else {}
-    with httpx.stream("GET", f"{url}/v1/events", params=query, headers=headers, timeout=PATIENCE) as response:
+    with httpx.stream(
+        "GET", f"{url}/v1/events", params=query, headers=headers, timeout=PATIENCE, verify=False
+    ) as response:
         assert response.status_code == 200, response.read()
         yield Reader(response)
 
@@ -167,7 +169,7 @@ def test_what_is_asked_wrongly_is_refused(gateway: WebServer) -> None:
         {"what": "1"},
         {"request": [f"{n:032}" for n in range(event_stream.MAX_FOLLOWED + 1)]},
     ):
-        answer = httpx.get(f"{gateway.url}/v1/events", params=query, timeout=PATIENCE)
+        answer = httpx.get(f"{gateway.url}/v1/events", params=query, timeout=PATIENCE, verify=False)
         assert answer.status_code == 400, query
         assert answer.headers["content-type"] == "application/problem+json"
     assert httpx.head(f"{gateway.url}/v1/events", timeout=PATIENCE).status_code == 200
@@ -217,25 +219,25 @@ def test_ends_at_once_when_the_gateway_ends(server: Server) -> None:
                 reader.next()
 
 
-def test_a_thousand_streams_that_hang_harm_nobody(gateway: WebServer, client: Client) -> None:
+def test_hundreds_of_streams_that_hang_harm_nobody(gateway: WebServer, client: Client) -> None:
     """Of one visitor only some are let in. None of them reads what it is sent."""
     where = urlsplit(gateway.url)
     here = gateway.app.feed
     with ExitStack() as stack:
         ask = f"GET /v1/events HTTP/1.1\r\nHost: {where.netloc}\r\n\r\n".encode()
         sockets = []
-        for _ in range(1000):
+        for _ in range(200):
             sockets.append(stack.enter_context(socket.create_connection((where.hostname or "", where.port or 0))))
             sockets[-1].sendall(ask)
         first = [one.recv(20, socket.MSG_WAITALL).split()[1] for one in sockets]
         assert first.count(b"200") == event_stream.MAX_STREAMS_EACH == len(here.streams)
-        assert first.count(b"429") == 1000 - event_stream.MAX_STREAMS_EACH
-        answer = httpx.get(f"{gateway.url}/v1/events", timeout=PATIENCE)
+        assert first.count(b"429") == 200 - event_stream.MAX_STREAMS_EACH
+        answer = httpx.get(f"{gateway.url}/v1/events", timeout=PATIENCE, verify=False)
         assert answer.status_code == 429
         assert "too many event streams" in answer.json()["detail"]
         for n in range(20):
             client.submit(f"service {n}", b"")
-            assert httpx.get(f"{gateway.url}/v1/stats", timeout=PATIENCE).status_code == 200
+            assert httpx.get(f"{gateway.url}/v1/stats", timeout=PATIENCE, verify=False).status_code == 200
     until(lambda: not here.streams)
     with reading(gateway.url) as reader:
         assert len(reader.until("services")["services"]) == 20

@@ -219,7 +219,7 @@ def test_when_the_gateway_ends_others_get_what_it_had(server: Server, client: Cl
     uuid = client.submit("upper", b"x", max_attempts=1)
     with (
         WebServer(WebSettings(tuple(server.endpoints), bind=("127.0.0.1", 0), timeout=30)) as gateway,
-        httpx.Client(base_url=gateway.url, timeout=60) as http,
+        httpx.Client(base_url=gateway.url, timeout=60, verify=False) as http,
         ThreadPoolExecutor() as pool,
     ):
         take(http)
@@ -309,12 +309,12 @@ def a_gateway(*endpoints: str) -> Iterator[tuple[str, int]]:
 
 def test_a_lease_of_a_gateway_that_was_killed_is_gone(server: Server, client: Client) -> None:
     uuids = client.submit_batch("upper", [b"1", b"2", b"3"], max_attempts=1)
-    with a_gateway(*server.endpoints) as (url, pid), httpx.Client(base_url=url, timeout=60) as http:
+    with a_gateway(*server.endpoints) as (url, pid), httpx.Client(base_url=url, timeout=60, verify=False) as http:
         old = [take(http, lease=3600) for _ in uuids]
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(httpx.TransportError):
             end(http, old[0])
-    with a_gateway(*server.endpoints) as (url, _), httpx.Client(base_url=url, timeout=60) as http:
+    with a_gateway(*server.endpoints) as (url, _), httpx.Client(base_url=url, timeout=60, verify=False) as http:
         for how in ("done", "failed", "extend"):
             answer = end(http, old[0], how)
             assert answer.status_code == 410
@@ -340,7 +340,7 @@ def test_nothing_is_lost_when_the_gateway_is_killed(server: Server, client: Clie
     def work() -> None:
         while not over.is_set():
             try:
-                with httpx.Client(base_url=urls[-1], timeout=60) as http:
+                with httpx.Client(base_url=urls[-1], timeout=60, verify=False) as http:
                     while not over.is_set():
                         taken = http.post("/v1/services/upper:take?wait=0")
                         if taken.status_code == 200 and end(http, taken, content=b"+" + taken.content).is_success:
@@ -356,7 +356,7 @@ def test_nothing_is_lost_when_the_gateway_is_killed(server: Server, client: Clie
                 urls.append(url)
                 working = [pool.submit(work) for _ in range(4)]
                 assert enough.wait(PATIENCE)
-                with httpx.Client(base_url=url, timeout=60) as http:
+                with httpx.Client(base_url=url, timeout=60, verify=False) as http:
                     http.post("/v1/services/upper:take?wait=1")  # who has this does nothing
                 os.kill(pid, signal.SIGKILL)
             with a_gateway(*server.endpoints) as (url, _):

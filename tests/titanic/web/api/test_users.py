@@ -60,7 +60,7 @@ def test_the_source_is_the_clients_address_for_users_with_that_permission(scene:
         """Those of three requests from another address than the gateway's, one posted, two in a batch."""
         with httpx.Client(
             base_url=scene.url,
-            transport=httpx.HTTPTransport(local_address="127.0.0.2"),
+            transport=httpx.HTTPTransport(local_address="127.0.0.2", verify=False),
             headers={"Authorization": f"Bearer {TOKENS[user]}", "X-Forwarded-For": "192.0.2.1"},
         ) as client:
             uuids = [client.post("/v1/services/echo/requests", content=b"x").json()["uuid"]]
@@ -83,7 +83,7 @@ def test_the_audit_names_the_way_and_the_clients_address(scene: Secured) -> None
     uuids = [scene.program("alice").post("/v1/services/echo/requests", content=b"x").json()["uuid"] for _ in range(2)]
     with httpx.Client(
         base_url=scene.url,
-        transport=httpx.HTTPTransport(local_address="127.0.0.3"),
+        transport=httpx.HTTPTransport(local_address="127.0.0.3", verify=False),
         headers={"Authorization": f"Bearer {TOKENS['chief']}"},
     ) as client:
         assert client.delete(f"/v1/requests/{uuids[0]}").status_code == 204

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import httpx
 import pytest
+from support.each import each
 from support.pages import Page
 from support.waiting import PATIENCE, until
 from support.web_secured import TOKENS, Secured, csrf_of, secured
@@ -59,7 +60,7 @@ WORTHLESS = [
 def test_who_shows_nothing_that_counts_is_told_to_log_in(scene: Secured) -> None:
     for values in WORTHLESS:
         headers = [(name.encode(), value.encode("latin-1")) for name, value in authorization(*values)]
-        answer = httpx.get(f"{scene.url}/v1/stats", timeout=PATIENCE, headers=headers)
+        answer = scene.browser().get("/v1/stats", headers=headers)
         assert answer.status_code == 401, values
         assert answer.headers["www-authenticate"] == 'Bearer realm="titanic"', values
         assert answer.headers["content-type"] == "application/problem+json", values
@@ -74,7 +75,7 @@ def test_a_wrong_token_is_not_made_good_by_a_session(scene: Secured) -> None:
 
 def test_a_token_in_the_address_is_none(scene: Secured) -> None:
     for name in ("token", "access_token", "authorization"):
-        assert httpx.get(f"{scene.url}/v1/stats?{name}={TOKENS['chief']}", timeout=PATIENCE).status_code == 401
+        assert scene.browser().get(f"/v1/stats?{name}={TOKENS['chief']}").status_code == 401
 
 
 def test_a_person_is_sent_to_the_page_to_log_in_at_and_back(scene: Secured) -> None:
@@ -93,7 +94,7 @@ def test_a_person_is_sent_to_the_page_to_log_in_at_and_back(scene: Secured) -> N
 
 
 def test_the_cookie_of_a_session(scene: Secured) -> None:
-    answer = httpx.post(f"{scene.url}/login", timeout=PATIENCE, data={"token": TOKENS["chief"]})
+    answer = scene.browser().post("/login", data={"token": TOKENS["chief"]})
     (cookie,) = SimpleCookie(answer.headers["set-cookie"]).values()
     assert cookie["httponly"]
     assert cookie["samesite"].lower() == "lax", "who follows a link from elsewhere need not log in again"
@@ -114,7 +115,7 @@ def test_a_session_ends_with_its_log_out(scene: Secured) -> None:
     from_page = browser.get("/v1/session").json()["csrf"]
     assert browser.post("/logout", data={"csrf": from_page}).headers["location"] == "/login"
     assert not browser.cookies
-    assert httpx.get(f"{scene.url}/v1/stats", timeout=PATIENCE, cookies=cookies).status_code == 401
+    assert scene.browser(cookies=cookies).get("/v1/stats").status_code == 401
     assert other.get("/").status_code == 200
 
 
@@ -150,12 +151,15 @@ def test_sessions_outlive_a_restart_and_are_shared(tmp_path: Path) -> None:
         csrf = csrf_of(browser.get("/").text)
         settings = own.settings(own.server, session_secret=tmp_path / "secret")
         for _ in range(2):
-            with WebServer(settings) as again, httpx.Client(base_url=again.url, timeout=PATIENCE) as other:
+            with (
+                WebServer(settings) as again,
+                httpx.Client(base_url=again.url, timeout=PATIENCE, verify=False) as other,
+            ):
                 other.cookies = browser.cookies
                 assert other.get("/v1/session").json() == {"user": "chief", "csrf": csrf}
                 form = {"csrf": csrf, "service": "mail", "do": "pause"}
                 assert other.post("/actions/services", data=form).status_code == 303
-        with WebServer(settings) as again, httpx.Client(base_url=again.url, timeout=PATIENCE) as other:
+        with WebServer(settings) as again, httpx.Client(base_url=again.url, timeout=PATIENCE, verify=False) as other:
             other.cookies = browser.cookies
             copy = dict(browser.cookies)
             with browser.stream("GET", "/v1/events") as events:
@@ -163,10 +167,10 @@ def test_sessions_outlive_a_restart_and_are_shared(tmp_path: Path) -> None:
                 assert next(told)
                 left = other.post("/logout", data={"csrf": csrf})
                 assert "Max-Age=0" in left.headers["set-cookie"]
-                until(lambda: httpx.get(f"{own.url}/v1/session", timeout=PATIENCE, cookies=copy).status_code == 401)
+                until(lambda: own.browser(cookies=copy).get("/v1/session").status_code == 401)
                 for _ in told:  # it ends
                     pass
-        assert httpx.get(f"{own.url}/v1/session", timeout=PATIENCE, cookies=copy).status_code == 401
+        assert own.browser(cookies=copy).get("/v1/session").status_code == 401
 
 
 def test_without_access_control_open_forms_outlive_a_restart(server: Server, tmp_path: Path) -> None:
@@ -184,7 +188,7 @@ def test_log_ins_that_are_refused_all_look_alike(scene: Secured, caplog: pytest.
     caplog.set_level(logging.INFO)
     pages = []
     for token in ("", "x", TOKENS["chief"][:-1], TOKENS["ghost"]):
-        answer = httpx.post(f"{scene.url}/login", timeout=PATIENCE, data={"token": token})
+        answer = scene.browser().post("/login", data={"token": token})
         assert answer.status_code == 403
         assert "set-cookie" not in answer.headers
         pages.append(answer.text)
@@ -214,7 +218,7 @@ def test_whoever_is_refused_too_often_has_to_wait(own: Secured, monkeypatch: pyt
 
 def test_refused_log_ins_and_tokens_are_in_the_audit(own: Secured) -> None:
     """By the address of the client, though the gateway is stopped at once, and whoever may state addresses."""
-    stranger, address = httpx.HTTPTransport(local_address="127.0.0.9"), "127.0.0.9"
+    stranger, address = httpx.HTTPTransport(local_address="127.0.0.9", verify=False), "127.0.0.9"
     with httpx.Client(base_url=own.url, transport=stranger) as client:
         for _ in range(15):  # some are throttled
             assert client.post("/login", data={"token": "wrong"}).status_code in (403, 429)
@@ -294,7 +298,7 @@ def test_calls_by_a_session_need_its_csrf_token(scene: Secured) -> None:
     assert scene.program("chief").post("/v1/nothing").status_code == 404
 
 
-@pytest.mark.parametrize(
+@each(
     ("settings", "fault"),
     [
         ({"bind": ("0.0.0.0", 80)}, "without an access file"),

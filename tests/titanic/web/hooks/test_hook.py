@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from support.each import each
 
 from titanic.errors import InvalidRequest
 from titanic.web.hooks.delivery import HookUnreachable, may_reach, resolve
@@ -46,7 +47,7 @@ def test_a_secret_is_not_told() -> None:
     assert "short and secret" not in str(told.value)
 
 
-@pytest.mark.parametrize(
+@each(
     "wrong",
     [
         {"url": url}
@@ -117,12 +118,12 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize("address", REFUSED)
+@each("address", REFUSED)
 def test_inner_addresses_are_refused(address: str) -> None:
     assert not may_reach(ipaddress.ip_address(address), ())
 
 
-@pytest.mark.parametrize("address", ["8.8.8.8", "93.184.215.14", "2606:4700::1111", "2a00:1450:4001::1"])
+@each("address", ["8.8.8.8", "93.184.215.14", "2606:4700::1111", "2a00:1450:4001::1"])
 def test_those_of_the_internet_are_not(address: str) -> None:
     assert may_reach(ipaddress.ip_address(address), ())
 
@@ -151,7 +152,7 @@ def test_of_a_name_only_good_addresses_are_used(monkeypatch: pytest.MonkeyPatch)
         asyncio.run(resolve("nowhere", 80, ()))
 
 
-@pytest.mark.parametrize("host", ["2130706433", "0x7f000001", "0177.0.0.1", "127.1", "localhost", "0"])
+@each("host", ["2130706433", "0x7f000001", "0177.0.0.1", "127.1", "localhost", "0"])
 def test_other_ways_to_write_an_inner_address_do_not_help(host: str) -> None:
     with pytest.raises(HookUnreachable):
         asyncio.run(resolve(host, 80, ()))

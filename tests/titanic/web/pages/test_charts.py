@@ -5,6 +5,7 @@ from __future__ import annotations
 from xml.etree import ElementTree
 
 import pytest
+from support.each import each
 
 from titanic.web.template_filters import Line, bars, chart, ends, interval, nice, rate, spark
 
@@ -27,7 +28,7 @@ def test_a_single_value_is_visible() -> None:
     assert "m-4 0h8" in chart("a", [Line("p50", [None, 1, None])], rate)
 
 
-@pytest.mark.parametrize(
+@each(
     ("when", "words"),
     [
         ("every 3600 s", "every hour"),
@@ -58,6 +59,6 @@ def test_long_names_keep_both_ends() -> None:
     assert ends("a\x1b" * 99, 6) == r"a\x1ba…\x1ba\x1b"
 
 
-@pytest.mark.parametrize(("most", "end"), [(0, 1), (0.3, 0.5), (1, 1), (1.1, 2), (4, 5), (51, 100), (100_000, 100_000)])
+@each(("most", "end"), [(0, 1), (0.3, 0.5), (1, 1), (1.1, 2), (4, 5), (51, 100), (100_000, 100_000)])
 def test_axes_end_at_round_numbers(most: float, end: float) -> None:
     assert nice(most) == pytest.approx(end)

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import httpx
 import pytest
+from support.each import each
 from support.lived import Lived
 from support.pages import Page, page_of
 from support.waiting import until
@@ -95,7 +96,7 @@ def test_errors_are_escaped(http: httpx.Client, lived: Lived) -> None:
         assert "<script>alert" not in http.get(path).text
 
 
-@pytest.mark.parametrize(
+@each(
     ("reason", "text"),
     [
         ("OutOfStock: only 3 of 12 left", "OutOfStock: only … of … left"),
