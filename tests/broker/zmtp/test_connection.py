@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import chain
 
 import pytest
+from support.each import each
 from support.zmtp_peer import (
     CurveClient,
     command,
@@ -68,9 +70,7 @@ def failure(events: list[Event]) -> Failure:
 # -- the handshake without keys ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("version", "spoken"), [(b"\3\0", (3, 0)), (b"\3\1", (3, 1)), (b"\3\7", (3, 1)), (b"\4\0", (3, 1))]
-)
+@each(("version", "spoken"), [(b"\3\0", (3, 0)), (b"\3\1", (3, 1)), (b"\3\7", (3, 1)), (b"\4\0", (3, 1))])
 def test_a_peer_of_version_3(version: bytes, spoken: tuple[int, int]) -> None:
     connection = make()
     assert sent(connection) == b"\xff" + bytes(8) + b"\x7f\x03"  # the rest depends on the peer's version
@@ -125,8 +125,12 @@ def test_calls_out_of_turn() -> None:
             call()
 
 
+HUGE = (1 << 63).to_bytes(8, "big")
+
 WRONG = {
     "http": (b"GET / HTTP/1.1\r\n", Failure.NOT_ZMTP),
+    "tls": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", Failure.NOT_ZMTP),
+    "a wrong signature": (b"\xff" + bytes(9) + greeting()[10:], Failure.NOT_ZMTP),
     "zmtp 1.0": (b"\x01\x00", Failure.NOT_ZMTP),
     "zmtp 1.0, long": (b"\xff" + bytes(8) + b"\x00", Failure.NOT_ZMTP),
     "revision 0": (b"\xff" + bytes(8) + b"\x7f\x00", Failure.NOT_ZMTP),
@@ -134,6 +138,7 @@ WRONG = {
     "no mechanism": (greeting(b""), Failure.MECHANISM),
     "keys": (greeting(b"CURVE"), Failure.MECHANISM),
     "a message first": (greeting() + message(b"x"), Failure.HANDSHAKE),
+    "a greeting that goes on": (greeting() + bytes(100), Failure.HANDSHAKE),
     "ping first": (greeting() + command(b"PING", b"\0\0"), Failure.HANDSHAKE),
     "hello": (greeting() + command(b"HELLO", bytes(194)), Failure.HANDSHAKE),
     "a command without a name": (greeting() + frame(b"", 4), Failure.MALFORMED),
@@ -149,6 +154,7 @@ WRONG = {
     "a property without a name": (greeting() + command(b"READY", b"\x00\0\0\0\0"), Failure.HANDSHAKE),
     "a large command": (greeting() + b"\x06" + (301).to_bytes(8, "big"), Failure.TOO_LARGE),
     "an endless command": (greeting() + b"\x06" + b"\xff" * 8, Failure.TOO_LARGE),
+    "a command of 2^63": (greeting() + b"\x06" + HUGE, Failure.TOO_LARGE),
     "error": (greeting() + command(b"ERROR", b"\x05sorry"), Failure.PEER),
     "error without a reason": (greeting() + command(b"ERROR"), Failure.PEER),
     "2.0, sub": (hello_2(2), Failure.SOCKET_TYPE),
@@ -158,7 +164,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("what", WRONG)
+@each("what", WRONG)
 def test_a_wrong_handshake_ends_the_connection(what: str) -> None:
     data, kind = WRONG[what]
     whole = make()
@@ -217,7 +223,13 @@ def test_a_large_frame_is_put_together_once() -> None:
     assert b"".join(output) == message(b"a", body, b"z")
 
 
-@pytest.mark.parametrize("data", [frame(b"x" * 1001), b"\x02\x7f" + b"\xff" * 7, b"\x06" + (301).to_bytes(8, "big")])
+@each(
+    "data",
+    [
+        *(frame(b"x" * 1001), b"\x02\x7f" + b"\xff" * 7, b"\x02" + HUGE, b"\x03" + b"\xff" * 8),
+        *(b"\x06" + (301).to_bytes(8, "big"), b"\x06" + HUGE),
+    ],
+)
 def test_a_frame_over_the_limit_ends_the_connection(data: bytes) -> None:
     connection = opened()
     events = connection.receive(message(b"before") + data)
@@ -225,7 +237,7 @@ def test_a_frame_over_the_limit_ends_the_connection(data: bytes) -> None:
     assert failure(events[1:]) is Failure.TOO_LARGE
 
 
-@pytest.mark.parametrize("bodies", [[b"x" * 600, b"y" * 401], [b""] * 11, [b"x"] * 600, [b"", *[b"z" * 999] * 40]])
+@each("bodies", [[b"x" * 600, b"y" * 401], [b""] * 11, [b"x"] * 600, [b"", *[b"z" * 999] * 40]])
 def test_of_a_message_over_the_limits_the_head_is_told_and_the_rest_thrown_away(bodies: list[bytes]) -> None:
     for step in (1, 7, 1 << 20):
         connection = opened()
@@ -258,11 +270,15 @@ def test_commands_after_the_handshake() -> None:
     assert connection.ping(0.5, b"c")
     assert sent(connection) == command(b"PING", b"\x00\x05c")
     assert failure(connection.receive(command(b"PING", b"\0"))) is Failure.MALFORMED
-    assert failure(opened().receive(command(b"PING", bytes(19)))) is Failure.MALFORMED
+    for wrong in (command(b"PING", bytes(19)), frame(b"\x04PING\0\0", 5), b"\x08\x00"):
+        assert failure(opened().receive(wrong)) is Failure.MALFORMED
     assert opened().receive(command(b"ERROR", b"\x03bye")) == [ConnectionFailed(Failure.PEER, "bye")]
 
 
 # -- with keys -----------------------------------------------------------------------------------------------
+
+
+CURVE = greeting(b"CURVE")
 
 
 @pytest.fixture(scope="module")
@@ -310,52 +326,83 @@ def test_who_is_refused_with_keys_gets_the_reason(keys: CurveServer) -> None:
     assert sent(connection) == command(b"ERROR", b"\x03400")
 
 
-def test_a_peer_without_keys_is_refused(keys: CurveServer) -> None:
-    assert failure(make(keys).receive(greeting())) is Failure.MECHANISM
-    assert failure(make(keys).receive(hello_2())) is Failure.MECHANISM
-    assert failure(make(keys).receive(greeting(b"CURVE", as_server=True))) is Failure.MECHANISM
+def with_key(client: CurveClient, public: bytes) -> CurveClient:
+    client.public = public
+    return client
 
 
-def test_a_wrong_hello(keys: CurveServer) -> None:
-    start = greeting(b"CURVE")
-    client = CurveClient(keys.public)
-    assert failure(make(keys).receive(start + client.hello(version=b"\x02\x00"))) is Failure.HANDSHAKE
-    assert failure(make(keys).receive(start + client.hello(zeros=b"1" * 64))) is Failure.HANDSHAKE
-    assert failure(make(keys).receive(start + CurveClient(client.public).hello())) is Failure.KEYS
-    zero = CurveClient(keys.public)
-    zero.transient = bytes(32)
-    assert failure(make(keys).receive(start + zero.hello())) is Failure.KEYS
-    assert failure(make(keys).receive(start + command(b"HELLO", bytes(194)))) is Failure.HANDSHAKE
-    assert failure(make(keys).receive(start + client.hello() + client.hello())) is Failure.HANDSHAKE
+def with_nonce(client: CurveClient, number: int) -> CurveClient:
+    client.nonce = number
+    return client
 
 
-def test_a_wrong_initiate(keys: CurveServer) -> None:
-    def answer(connection: Connection, data: bytes) -> Failure:
-        return failure(connection.receive(data))
+def to_server(client: CurveClient, public: bytes) -> CurveClient:
+    client.server = public
+    return client
 
-    connection, client = welcomed(keys)
-    other, stranger = welcomed(keys)
-    assert answer(connection, stranger.initiate()) is Failure.KEYS  # another connection's cookie
-    stranger.public = client.public
-    assert answer(other, stranger.initiate()) is Failure.KEYS  # a key that it does not have
-    connection, client = welcomed(keys)
-    client.nonce = 0
-    assert answer(connection, client.initiate()) is Failure.KEYS
-    connection, client = welcomed(keys)
-    client.server = client.public
-    assert answer(connection, client.initiate()) is Failure.KEYS  # it vouches for another server
-    connection, client = welcomed(keys)
-    assert answer(connection, client.initiate(vouch=bytes(96))) is Failure.KEYS
-    connection, client = welcomed(keys)
-    assert answer(connection, client.initiate(metadata=b"\x01a")) is Failure.HANDSHAKE
-    connection, client = welcomed(keys)
-    client.public = bytes(32)
-    assert answer(connection, client.initiate()) is Failure.KEYS
-    connection, client = welcomed(keys)
-    assert answer(connection, command(b"INITIATE", client.cookie)) is Failure.HANDSHAKE
-    connection, client = welcomed(keys)
-    initiate = client.initiate()
-    assert answer(connection, initiate[:-1] + bytes([initiate[-1] ^ 1])) is Failure.KEYS
+
+def with_zero_transient(client: CurveClient) -> CurveClient:
+    client.transient = bytes(32)
+    return client
+
+
+def with_last_bit_changed(data: bytes) -> bytes:
+    return data[:-1] + bytes((data[-1] ^ 1,))
+
+
+def sealed(client: CurveClient, *nonces: int) -> bytes:
+    return b"".join(client.seal(b"x", 0, nonce.to_bytes(8, "big")) for nonce in nonces)
+
+
+Wrong = dict[str, tuple[Callable[[CurveClient], bytes], Failure]]
+
+STARTS: Wrong = {
+    "NULL": (lambda client: greeting(), Failure.MECHANISM),
+    "2.0": (lambda client: hello_2(), Failure.MECHANISM),
+    "two servers": (lambda client: greeting(b"CURVE", as_server=True), Failure.MECHANISM),
+    "INITIATE": (lambda client: CURVE + command(b"INITIATE", bytes(200)), Failure.HANDSHAKE),
+    "a MESSAGE": (lambda client: CURVE + frame(b"\x07MESSAGE" + bytes(60)), Failure.HANDSHAKE),
+    "zeros": (lambda client: CURVE + command(b"HELLO", bytes(194)), Failure.HANDSHAKE),
+    "no zeros": (lambda client: CURVE + client.hello(zeros=b"1" * 64), Failure.HANDSHAKE),
+    "a zero key": (lambda client: CURVE + with_zero_transient(client).hello(), Failure.KEYS),
+    "another version": (lambda client: CURVE + client.hello(version=b"\2\0"), Failure.HANDSHAKE),
+    "cut": (lambda client: CURVE + command(b"HELLO", client.hello()[8:-1]), Failure.HANDSHAKE),
+    "it goes on": (lambda client: CURVE + command(b"HELLO", client.hello()[8:] + b"x"), Failure.HANDSHAKE),
+    "another server": (lambda client: CURVE + to_server(client, client.public).hello(), Failure.KEYS),
+    "twice": (lambda client: CURVE + client.hello() * 2, Failure.HANDSHAKE),
+}
+
+
+@each("what", STARTS)
+def test_a_wrong_start_with_keys(keys: CurveServer, what: str) -> None:
+    say, kind = STARTS[what]
+    assert failure(make(keys).receive(say(CurveClient(keys.public)))) is kind
+
+
+INITIATES: Wrong = {
+    "another's nonce": (lambda client: with_nonce(client, 0).initiate(), Failure.KEYS),
+    "another server": (lambda client: to_server(client, client.public).initiate(), Failure.KEYS),
+    "a zero key": (lambda client: with_key(client, bytes(32)).initiate(), Failure.KEYS),
+    "a key that it has not": (lambda client: with_key(client, client.server).initiate(), Failure.KEYS),
+    "a vouch of zeros": (lambda client: client.initiate(vouch=bytes(96)), Failure.KEYS),
+    "metadata cut": (lambda client: client.initiate(metadata=b"\x01a"), Failure.HANDSHAKE),
+    "identity of 256": (lambda client: client.initiate(metadata=properties(Identity=b"x" * 256)), Failure.TOO_LARGE),
+    "cut": (lambda client: command(b"INITIATE", client.cookie), Failure.HANDSHAKE),
+    "a changed bit": (lambda client: with_last_bit_changed(client.initiate()), Failure.KEYS),
+    "READY": (lambda client: ready(), Failure.HANDSHAKE),
+}
+
+
+@each("what", INITIATES)
+def test_a_wrong_initiate(keys: CurveServer, what: str) -> None:
+    (say, kind), (connection, client) = INITIATES[what], welcomed(keys)
+    assert failure(connection.receive(say(client))) is kind
+
+
+def test_an_initiate_with_the_cookie_of_another_connection(keys: CurveServer) -> None:
+    connection, _ = welcomed(keys)
+    _, stranger = welcomed(keys)
+    assert failure(connection.receive(stranger.initiate())) is Failure.KEYS
 
 
 def test_a_handshake_that_is_replayed(keys: CurveServer) -> None:
@@ -371,26 +418,34 @@ def test_a_handshake_that_is_replayed(keys: CurveServer) -> None:
     assert failure(replayed.receive(initiate)) is Failure.KEYS
 
 
-def test_wrong_messages_with_keys(keys: CurveServer) -> None:
-    connection, client = shaken(keys)
-    sealed = client.seal(b"once")
-    assert connection.receive(sealed) == [[b"once"]]
-    assert failure(connection.receive(sealed)) is Failure.KEYS  # again
-    for wrong, kind in (
-        (message(b"in clear"), Failure.MALFORMED),
-        (command(b"PING", b"\0\0"), Failure.MALFORMED),
-        (frame(b"\x07MESSAGE" + bytes(7) + b"\xff" + bytes(40)), Failure.KEYS),
-    ):
-        connection, client = shaken(keys)
-        assert failure(connection.receive(wrong)) is kind
+MESSAGES: Wrong = {
+    "in clear": (lambda client: message(b"in clear"), Failure.MALFORMED),
+    "a PING in clear": (lambda client: command(b"PING", b"\0\0"), Failure.MALFORMED),
+    "a nonce twice": (lambda client: sealed(client, 3, 3), Failure.KEYS),
+    "a nonce of the handshake": (lambda client: sealed(client, 2), Failure.KEYS),
+    "the last nonce, and the first": (lambda client: sealed(client, 2**64 - 1, 0), Failure.KEYS),
+    "a changed bit": (lambda client: with_last_bit_changed(client.seal(b"x")), Failure.KEYS),
+    "zeros": (lambda client: frame(b"\x07MESSAGE" + bytes(7) + b"\xff" + bytes(40)), Failure.KEYS),
+    "too short": (lambda client: frame(b"\x07MESSAGE" + bytes(24)), Failure.MALFORMED),
+    "of 2^63 bytes": (lambda client: b"\x02" + HUGE, Failure.TOO_LARGE),
+    "without a name": (lambda client: client.seal(b"", 2), Failure.MALFORMED),
+    "ERROR": (lambda client: client.seal(b"\x05ERROR", 2), Failure.PEER),
+}
+
+
+@each("what", MESSAGES)
+def test_a_wrong_message_with_keys(keys: CurveServer, what: str) -> None:
+    (say, kind), (connection, client) = MESSAGES[what], shaken(keys)
+    assert failure(connection.receive(say(client))) is kind
+
+
+def test_messages_over_the_limits_with_keys(keys: CurveServer) -> None:
     connection, client = shaken(keys)
     data = b"".join(client.seal(b"x" * 150, 1) for _ in range(7)) + client.seal(b"") + client.seal(b"behind")
     assert connection.receive(data) == [OversizedMessage([b"x" * 150] * 6), [b"behind"]]
     events = connection.receive(b"".join(client.seal(b"", 1) for _ in range(1000)))
     assert events[0] == OversizedMessage([b""] * 10)
     assert failure(events[1:]) is Failure.TOO_LARGE
-    connection, client = shaken(keys)
-    assert failure(connection.receive(client.seal(b"", 2))) is Failure.MALFORMED
 
 
 @pytest.mark.parametrize("encrypted", [False, True])
