@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -135,8 +136,7 @@ def try_to_say(client: Socket, *frames: bytes) -> None:
 # -- who gets in -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [*CLIENTS, *WORKERS])
-@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize(("kind", "key"), [*zip([*CLIENTS, *WORKERS], cycle(KEYS), strict=False)])
 def test_nobody_else_gets_in(broker: Broker, kind: str, key: str, echo: Callable[[], None]) -> None:
     before = broker.core.stats["requests"], len(broker.core.workers)
     pair, server = KEYS[key]
@@ -562,7 +562,7 @@ def test_a_handshake_that_never_ends(monkeypatch: pytest.MonkeyPatch, caplog: py
     assert not caplog.records, "each command of titanic looks like this that only looks if a server is there"
 
 
-def test_thousands_of_failed_handshakes(broker: Broker, echo: Callable[[], None]) -> None:
+def test_hundreds_of_failed_handshakes(broker: Broker, echo: Callable[[], None]) -> None:
     with ExitStack() as stack:
         for number in range(20):
             stranger = stack.enter_context(zmq.Context.instance().socket(zmq.DEALER))
@@ -570,7 +570,7 @@ def test_thousands_of_failed_handshakes(broker: Broker, echo: Callable[[], None]
             keyed(stranger, STRANGER if number % 2 else ALICE, SERVER.public if number % 2 else STRANGER.public)
             stranger.connect(where(broker))
         asked = 0
-        while sum(refused(broker).get(("", action), 0) for action in ("connect", "handshake")) < 1000:
+        while sum(refused(broker).get(("", action), 0) for action in ("connect", "handshake")) < 300:
             echo()
             asked += 1
     assert asked > 10

@@ -24,9 +24,9 @@ from broker.io.curve import credentials
 from titanic import Client
 from titanic.bench.stage import cpu_seconds, memory_bytes
 
-HANDSHAKES = 250_000 if LONG else 2000
+HANDSHAKES = 250_000 if LONG else 1000
 WARM = HANDSHAKES // 5
-ROUNDS = 200 if LONG else 5
+ROUNDS = 200 if LONG else 3
 IN_A_ROUND = 500
 STRANGERS = 3000 if LONG else 100
 AT_ONCE = 50

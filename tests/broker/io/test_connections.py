@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import zmq
+from support.each import each
 from support.handshakes import address as host_and_port
 from support.secured import access, curve_of, keyed, new_pair, secured_broker, user
 from support.waiting import PATIENCE, until
@@ -63,7 +64,7 @@ def ended(peer: socket.socket) -> bool:
     return True
 
 
-@pytest.mark.parametrize("endpoint", ["tcp://lo:*", "tcp://localhost:*", "tcp://[::1]:*", "ipc://@{}"])
+@each("endpoint", ["tcp://lo:*", "tcp://localhost:*", "tcp://[::1]:*", "ipc://@{}"])
 def test_where_it_listens(endpoint: str) -> None:
     broker = Broker()
     bound = broker.bind(endpoint.format(f"titanic-test-{time.monotonic_ns()}"))

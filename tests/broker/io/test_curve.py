@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -71,7 +72,8 @@ def thorough(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"{module}.PROBE_AFTER", 30.0)
 
 
-CASES = pytest.mark.parametrize("case", ["unknown", "server key", "missing", "not wanted"])
+KINDS = ("unknown", "server key", "missing", "not wanted")
+CASES = pytest.mark.parametrize("case", KINDS)
 
 
 def test_with_the_right_keys_all_is_as_without(tmp_path: Path) -> None:
@@ -261,8 +263,7 @@ ASKING: dict[str, Callable[[str, Curve | None], LazyPirate | Shotgun | Freelance
 """The clients of patterns."""
 
 
-@CASES
-@pytest.mark.parametrize("pattern", ASKING)
+@pytest.mark.parametrize(("pattern", "case"), [*zip(ASKING, cycle(KINDS), strict=False)])
 def test_clients_of_patterns_say_why_in_time(pattern: str, case: str, soon: None) -> None:
     with refusing(case) as (endpoint, curve, text), ASKING[pattern](endpoint, curve) as client:
         began = time.monotonic()

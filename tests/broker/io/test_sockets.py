@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.each import each
 
 from broker import Broker, Client, EndpointError, Permission, Unprotected, is_exposed, load_access, new_keys
 from titanic import Server, ServerConfig
@@ -46,12 +47,12 @@ EXPOSED = [
 ]
 
 
-@pytest.mark.parametrize("endpoint", HERE)
+@each("endpoint", HERE)
 def test_on_this_machine(endpoint: str) -> None:
     assert not is_exposed(endpoint)
 
 
-@pytest.mark.parametrize("endpoint", EXPOSED)
+@each("endpoint", EXPOSED)
 def test_for_others(endpoint: str) -> None:
     assert is_exposed(endpoint)
 
