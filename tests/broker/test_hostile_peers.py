@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 import zmq
 from support.broker_invariants import check, check_empty
+from support.each import each
 from support.torture import seeds
 from support.waiting import until
 
@@ -162,7 +163,7 @@ def test_a_reply_that_is_too_large_is_an_error(broker: Broker, dealer: zmq.Socke
     until(lambda: not any(name == b"large" for name in broker.workers()))
 
 
-@pytest.mark.parametrize(
+@each(
     "frames",
     [
         [b"MDPC02", b"\1"],

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from support.each import each
 
 from broker import NOBODY, Permission, Reach, User, UserLimits, user_from_json
 from broker.access import users
@@ -20,7 +21,7 @@ SHOP = User(
 )
 
 
-@pytest.mark.parametrize("flag", FLAGS)
+@each("flag", FLAGS)
 def test_each_flag_is_a_field_and_travels(flag: str) -> None:
     user = User("one", **{flag: True})
     assert user.flags == [flag]
@@ -44,7 +45,7 @@ def test_a_user_travels_as_json(user: User) -> None:
     assert user_from_json(user.to_json()) is again
 
 
-@pytest.mark.parametrize(
+@each(
     "changes",
     [
         {"user": 5},
@@ -66,7 +67,6 @@ def test_a_user_travels_as_json(user: User) -> None:
         {"limits": {"bytes": 1.5}},
         {"limits": {"more": 1}},
     ],
-    ids=str,
 )
 def test_what_is_no_user_is_refused(changes: dict[str, Any]) -> None:
     document = json.loads(SHOP.to_json()) | changes
@@ -74,7 +74,7 @@ def test_what_is_no_user_is_refused(changes: dict[str, Any]) -> None:
         user_from_json(json.dumps(document).encode())
 
 
-@pytest.mark.parametrize("document", [b"", b"{", b"[]", b"5", b"\xff", b"{}", b"null", b"[" * 100_000, b'{"user":"x"}'])
+@each("document", [b"", b"{", b"[]", b"5", b"\xff", b"{}", b"null", b"[" * 100_000, b'{"user":"x"}'])
 def test_what_is_no_document_is_refused(document: bytes) -> None:
     with pytest.raises(ValueError, match=r".+"):
         user_from_json(document)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from support.broker_invariants import check, check_empty
+from support.each import each
 from support.transcript import CLIENT, Transcript
 
 from broker.access.authorization import Guard, Review
@@ -800,7 +801,7 @@ def test_the_shut_down(broker: Play) -> None:
 SERVICES = ["a", "b", "c"]
 
 
-@pytest.mark.parametrize("seed", range(60))
+@each("seed", range(60))
 def test_whatever_happens_each_request_is_answered_once(seed: int) -> None:
     """And the invariants hold after each step (`support.broker_invariants`)."""
     dice = random.Random(seed)

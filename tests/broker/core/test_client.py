@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.each import each
 from support.transcript import SessionTranscript
 
 from broker.config import ClientConfig
@@ -190,7 +191,7 @@ def test_correlation_is_an_address_frame_that_comes_back(version: str) -> None:
     asking.learned((second, FINAL, [b"re:2"]), (first, FINAL, [b"re:1"]))
 
 
-@pytest.mark.parametrize(
+@each(
     "frames",
     [
         [],
@@ -204,7 +205,6 @@ def test_correlation_is_an_address_frame_that_comes_back(version: str) -> None:
         [b"MDPW02", b"\5"],
         [b"garbage"] * 20,
     ],
-    ids=repr,
 )
 def test_what_is_no_reply_is_counted_and_dropped(frames: list[bytes]) -> None:
     asking = Asking()
@@ -458,7 +458,7 @@ def test_cancelling_one_of_many() -> None:
 # -- servers that send their clients away --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     ("service", "answer", "away"),
     [
         (b"titanic.submit", [b"503 draining: ask another"], True),

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 import zmq
+from support.each import each
 from support.processes import line, script
 from support.waiting import again, until
 
@@ -73,7 +74,7 @@ def test_several_in_one_text() -> None:
     assert named("ipc:///tmp/a,b.sock,ipc:///tmp/c") == ("ipc:///tmp/a,b.sock", "ipc:///tmp/c")
 
 
-@pytest.mark.parametrize("seed", range(20))
+@each("seed", range(20))
 def test_whoever_lives_is_chosen(seed: int) -> None:
     chance = random.Random(seed)
     names = [f"s{number}" for number in range(5)]

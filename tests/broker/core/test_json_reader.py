@@ -6,12 +6,13 @@ import json
 from typing import Any
 
 import pytest
+from support.each import each
 
 from broker import read_json
 from broker.core.json_reader import MAX_DEPTH, MAX_DIGITS
 
 
-@pytest.mark.parametrize(
+@each(
     "document",
     [
         {"done": 3, "of": 1.5e300, "text": "päges ☃ 😀"},
@@ -21,14 +22,13 @@ from broker.core.json_reader import MAX_DEPTH, MAX_DIGITS
         eval("[" * MAX_DEPTH + "]" * MAX_DEPTH),
         "\ud83d\ude00".encode("utf-16", "surrogatepass").decode("utf-16"),
     ],
-    ids=str,
 )
 def test_what_is_json_is_read(document: Any) -> None:
     assert read_json(json.dumps(document).encode()) == document
     assert read_json(json.dumps(document, ensure_ascii=False)) == document
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "fault"),
     [
         (b"", "Expecting value"),
@@ -47,7 +47,6 @@ def test_what_is_json_is_read(document: Any) -> None:
         (b'{"a":' * 100_000, "it is nested too deeply"),
         (b" " * 101, "it has 101 bytes; at most 100 are read"),
     ],
-    ids=lambda value: str(value)[:30],
 )
 def test_what_would_surprise_is_refused(text: bytes, fault: str) -> None:
     with pytest.raises(ValueError, match=fault):

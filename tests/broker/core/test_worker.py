@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from support.each import each
 from support.transcript import WorkerTranscript
 
 from broker.config import WorkerConfig
@@ -585,7 +586,7 @@ def test_the_version_is_said_where_the_broker_knows_that_word() -> None:
         session.take_output()
 
 
-@pytest.mark.parametrize("version", ["a\nb", "x" * 65, "\u00e9" * 33, "\udcff"])
+@each("version", ["a\nb", "x" * 65, "\u00e9" * 33, "\udcff"])
 def test_a_version_that_lists_cannot_show_is_refused(version: str) -> None:
     with pytest.raises(UsageError, match="at most 64 bytes"):
         WorkerConfig(deploy=version)

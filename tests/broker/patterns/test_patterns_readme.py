@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from support.each import each
 
 from broker import patterns
 from broker.core.mdp import Command
@@ -37,7 +38,7 @@ def test_the_table_of_the_pirate_queue(state: queue.PirateState | None) -> None:
     assert [act.rpartition(" ")[2] for act in acts] == real
 
 
-@pytest.mark.parametrize("state", star.StarState)
+@each("state", star.StarState)
 def test_the_table_of_binary_star(state: star.StarState) -> None:
     row = re.search(rf"^ +{state.name.lower()} +{state.value.decode()} +(.*)$", TEXT, re.MULTILINE)
     assert row is not None

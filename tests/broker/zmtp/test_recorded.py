@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from support.each import each
 from support.zmtp_peer import commands
 from zmq.utils import z85
 
@@ -57,8 +58,8 @@ def hear(connection: Connection, said: bytes, step: int) -> list[Event]:
     return events
 
 
-@pytest.mark.parametrize("step", [1, 11, 64, 1000])
-@pytest.mark.parametrize(("kind", "identity"), LIBZMQ)
+@each("step", [1, 11, 64, 1000])
+@each(("kind", "identity"), LIBZMQ)
 def test_libzmq_without_keys(kind: str, identity: str, step: int) -> None:
     size = 1 + len(identity)
     whole = bytes.fromhex(SIGNATURE.format(size) + NULL + LIBZMQ[kind, identity] + "0100" * (kind == "REQ") + HELLO_X)

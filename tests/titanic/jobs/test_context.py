@@ -10,6 +10,7 @@ from contextvars import copy_context
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from support.each import each
 
 import titanic
 from broker import DELIVERY, Delivery, RemoteError, UsageError
@@ -86,9 +87,7 @@ def test_a_handler_knows_its_request() -> None:
     assert current_or_none() is None
 
 
-@pytest.mark.parametrize(
-    "context", [b"", b"{", b"[]", b'{"attempt": "x"}', b'{"uuid": 7}', b'{"deadline": []}', b"\xff{"]
-)
+@each("context", [b"", b"{", b"[]", b'{"attempt": "x"}', b'{"uuid": 7}', b'{"deadline": []}', b"\xff{"])
 def test_a_context_that_makes_no_sense_is_none(context: bytes) -> None:
     with handling(Delivery(context)):
         assert not current().submitted
@@ -132,7 +131,7 @@ def test_of_what_is_said_too_fast_the_last_counts() -> None:
         assert told.calls == 2
 
 
-@pytest.mark.parametrize("text", ["ä" * 2000, "\0" * 1000, '"' * 1024, "\ud800" * 3000])
+@each("text", ["ä" * 2000, "\0" * 1000, '"' * 1024, "\ud800" * 3000])
 def test_of_a_long_text_the_beginning_is_sent(text: str) -> None:
     delivery = Delivery(b"", Told())
     with handling(delivery):
@@ -160,7 +159,7 @@ def test_what_an_ending_says_on_the_wire() -> None:
         assert make().status == 500
 
 
-@pytest.mark.parametrize("after", [-1, float("nan"), float("inf"), 4e8])
+@each("after", [-1, float("nan"), float("inf"), 4e8])
 def test_an_ending_that_makes_no_sense_is_refused(after: float) -> None:
     with pytest.raises(UsageError):
         Retry(after=after)

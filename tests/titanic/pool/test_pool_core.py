@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
+from support.each import each
 
 from titanic.pool.core import MAX_EXTRA, Kill, LeaveChild, PoolConfig, PoolCore, Say, Start
 from titanic.util.text import duration
@@ -242,7 +242,7 @@ def test_sources_that_change() -> None:
     assert play.there == [5, 6]
 
 
-@pytest.mark.parametrize("message", [{}, {"ready": False}, {"memory": 5}, {"unknown": 1}])
+@each("message", [{}, {"ready": False}, {"memory": 5}, {"unknown": 1}])
 def test_what_says_nothing_new(message: dict[str, Any]) -> None:
     play = working()
     play.say(1, **message)

@@ -8,6 +8,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from support.each import each
 
 from broker import NOBODY, Permission, Reach, User
 from titanic.protocol import tsp
@@ -47,7 +48,7 @@ def test_each_permission_is_in_the_example_of_an_access_file() -> None:
     assert [one.value for one in Permission if not re.search(rf"^{one.value} = .* # ", readme, re.MULTILINE)] == []
 
 
-@pytest.mark.parametrize("action", NEEDS)
+@each("action", NEEDS)
 def test_each_action_is_permitted_by_what_it_is_said_to_need(action: str) -> None:
     needed = {word for word in re.findall(r"(\w+) = ", NEEDS[action][1]) if word != "read"}
     user = User("one", {}, Reach.OWN if "read" in NEEDS[action][1] else Reach.NONE, **dict.fromkeys(needed, True))
@@ -59,8 +60,8 @@ def test_each_service_has_its_rule() -> None:
     assert RULES.keys() == {*tsp.SERVICES}
 
 
-@pytest.mark.parametrize("name", ASKS)
-@pytest.mark.parametrize("user", EVERYBODY, ids=lambda user: user.name or "nobody")
+@each("name", ASKS)
+@each("user", EVERYBODY)
 def test_who_may_ask_what(name: str, user: User) -> None:
     service, body, allowed = ASKS[name]
     refusal = RULES[service](user, body)
@@ -83,7 +84,7 @@ def test_the_archive_is_for_archivers_and_purging_for_who_may_close() -> None:
     assert [user for user in EVERYBODY if lacks(user, "close") is None] == [SENDER, ADMIN]
 
 
-@pytest.mark.parametrize(
+@each(
     ("service", "body"),
     [
         (tsp.REQUEST, []),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from support.each import each
 
 from titanic.errors import Refused, RequestFailed
 from titanic.protocol import tsp
@@ -9,7 +10,7 @@ from titanic.protocol.answers import read_outcomes, read_reply
 UUIDS = ["0" * 32, "1" * 32]
 
 
-@pytest.mark.parametrize(
+@each(
     ("frame", "status"),
     [
         (b"200", (200, "")),
@@ -29,7 +30,7 @@ def test_a_status_is_three_digits_and_free_text(frame: bytes, status: tuple[int,
     assert tsp.read_status(frame) == status
 
 
-@pytest.mark.parametrize(
+@each(
     "body",
     [
         [],
@@ -49,7 +50,7 @@ def test_what_cannot_be_requested(body: list[bytes]) -> None:
     assert tsp.request_fault(body)
 
 
-@pytest.mark.parametrize("body", [[b"echo", b""], [b"e" * 255, b"x", b""], ["größer ∑".encode(), b"x"], [b"mmi", b"x"]])
+@each("body", [[b"echo", b""], [b"e" * 255, b"x", b""], ["größer ∑".encode(), b"x"], [b"mmi", b"x"]])
 def test_what_can_be_requested(body: list[bytes]) -> None:
     assert tsp.request_fault(body) is None
 
@@ -69,7 +70,7 @@ def test_a_uuid_is_32_hexadecimal_digits_in_a_frame_of_its_own() -> None:
         assert tsp.read_uuid(body) is None
 
 
-@pytest.mark.parametrize("text", [b"", b" failed: no", b" store full", " führt zu nichts".encode()])
+@each("text", [b"", b" failed: no", b" store full", " führt zu nichts".encode()])
 def test_the_text_of_a_status_says_nothing_to_a_client(text: bytes) -> None:
     """RFC 9: it is for people. Whether a 500 is for good is told by the frame behind it."""
     with pytest.raises(Refused):

@@ -16,6 +16,7 @@ from uuid import UUID
 
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, RootModel, computed_field, field_validator, model_serializer
+from support.each import each
 
 from titanic import Client, Server
 from titanic.errors import CallerError
@@ -112,8 +113,8 @@ def of_type(kind: Any, format: Serializer) -> Values:
     return Values("same", same, format)
 
 
-@pytest.mark.parametrize("format", ["json", "msgpack"])
-@pytest.mark.parametrize(
+@each("format", ["json", "msgpack"])
+@each(
     ("kind", "value"),
     [
         (Order, ORDER),
@@ -259,7 +260,7 @@ def test_a_value_that_becomes_itself() -> None:
         of_type(Money, format).write((Money(1),), {})
 
 
-@pytest.mark.parametrize(
+@each(
     ("kind", "fault"),
     [
         (Money, r"'.*Money'>?.* cannot be registered; it was registered at shop.py:1; register it once"),

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, TypedDict
 from uuid import UUID
 
 import pytest
+from support.each import each
 
 from titanic.errors import CallerError
 from titanic.tasks import InvalidArguments, InvalidReply, Tasks
@@ -60,8 +61,8 @@ def values(function: Any, format: str = "json") -> Values:
 DEEP = b'{"args": [' + b"[" * 100_000 + b"]" * 100_000 + b"]}"
 
 
-@pytest.mark.parametrize("format", ["json", "msgpack"])
-@pytest.mark.parametrize(
+@each("format", ["json", "msgpack"])
+@each(
     ("kind", "value"),
     [
         (datetime, datetime(2026, 11, 22, 20, 0, tzinfo=UTC)),
@@ -93,7 +94,7 @@ def test_values_come_back_as_what_they_were(format: str, kind: Any, value: objec
     assert type(found) is type(value)
 
 
-@pytest.mark.parametrize(
+@each(
     ("args", "kwargs", "fault"),
     [
         ((), {}, "missing a required argument: 'path'"),
@@ -118,7 +119,7 @@ def test_it_is_an_error_of_the_caller_and_of_types() -> None:
     assert issubclass(InvalidArguments, (TypeError,))
 
 
-@pytest.mark.parametrize(
+@each(
     "body",
     [
         b"",
@@ -131,14 +132,13 @@ def test_it_is_an_error_of_the_caller_and_of_types() -> None:
         b"{",
         DEEP,
     ],
-    ids=lambda body: body[:20],
 )
 def test_what_is_no_arguments_is_refused_where_it_is_read(body: bytes) -> None:
     with pytest.raises(InvalidArguments):
         values(resize).read(body)
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, [None, {"a": math.nan}], Point(1, math.inf)])
+@each("value", [math.nan, math.inf, -math.inf, [None, {"a": math.nan}], Point(1, math.inf)])
 def test_json_has_no_place_for_what_is_no_number(value: object) -> None:
     """It would become null, and nobody would be told."""
 
@@ -177,7 +177,7 @@ def test_any_number_of_arguments() -> None:
         both.write((1,), {"a": "x"})
 
 
-@pytest.mark.parametrize("frames", [[b'"text"'], [b""], [b"{}", b"{}"], [], [DEEP]], ids=len)
+@each("frames", [[b'"text"'], [b""], [b"{}", b"{}"], [], [DEEP]])
 def test_a_reply_of_another_type_is_an_error(frames: list[bytes]) -> None:
     with pytest.raises(InvalidReply, match="the reply of resize does not match its return type"):
         values(resize).read_reply(frames)

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 from support.cli_titanic import running
+from support.each import each
 from support.serving import QUICK, serving
 from support.store_facts import accept_all
 from support.waiting import until
@@ -30,7 +31,7 @@ AHEAD_30 = NOW + 30 * YEAR
 MOMENTS = [AHEAD_30, -1, -30 * YEAR, 0, 2**63, LATEST_US + 1, NOW]
 
 
-@pytest.mark.parametrize("now", [-(2**63), -1, 0, 1, NOW, LATEST_US, 2**63, 2**80])
+@each("now", [-(2**63), -1, 0, 1, NOW, LATEST_US, 2**63, 2**80])
 def test_any_clock_makes_ids_that_ascend(now):
     maker = IdMaker(None)
     made = [uuid for moment in (NOW, now, NOW, now, NOW) for uuid in maker.make(3, moment)]
@@ -94,7 +95,7 @@ def test_each_time_it_was_set_ahead_is_doubted_for_itself():
     assert times.go(BELIEVED_AFTER / 2).ahead_us == 0
 
 
-@pytest.mark.parametrize(("back", "ahead"), [(100, 10), (60, 50), (105, 5), (110, 0), (1000, 0)])
+@each(("back", "ahead"), [(100, 10), (60, 50), (105, 5), (110, 0), (1000, 0)])
 def test_a_clock_that_was_set_ahead_and_back_is_doubted_for_the_rest(back, ahead):
     times = Times()
     times.go(1)

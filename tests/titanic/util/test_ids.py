@@ -2,10 +2,10 @@
 
 from itertools import pairwise
 
-import pytest
 import uuid6
 from hypothesis import given
 from hypothesis import strategies as st
+from support.each import each
 
 from titanic.util import ids
 from titanic.util.ids import IdMaker
@@ -91,7 +91,7 @@ def test_text_and_parse_are_each_others_inverse():
 GOOD = b"01a1fdbf122a77a99e3b6511e74f7749"
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     [
         b"",

@@ -6,6 +6,7 @@ import json
 from functools import partial
 
 import pytest
+from support.each import each
 
 from titanic.protocol import messages
 from titanic.util.text import quoted
@@ -17,12 +18,12 @@ def test_what_is_short_is_quoted_as_it_is() -> None:
     assert quoted("a'b") == repr("a'b")
 
 
-@pytest.mark.parametrize("value", [HUGE, [HUGE] * 1000, {HUGE: {HUGE: HUGE}}, 10**4000, list(range(10**6))])
+@each("value", [HUGE, [HUGE] * 1000, {HUGE: {HUGE: HUGE}}, 10**4000, list(range(10**6))])
 def test_what_is_huge_is_shortened(value: object) -> None:
     assert len(quoted(value)) < 1000
 
 
-@pytest.mark.parametrize(
+@each(
     ("read", "options"),
     [
         (partial(messages.read, messages.List), {HUGE: 1}),

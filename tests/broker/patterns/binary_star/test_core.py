@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support.each import each
 from support.fake_network import Net, Way
 from support.torture import seeds
 from support.transcript import Clocked
@@ -59,8 +60,8 @@ def in_state(state: StarState, role: StarState = PRIMARY) -> Star:
 # -- the table -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("event", [event for event in StarEvent if event is not StarEvent.CLIENT_REQUEST])
-@pytest.mark.parametrize("state", StarState)
+@each("event", [event for event in StarEvent if event is not StarEvent.CLIENT_REQUEST])
+@each("state", StarState)
 def test_every_entry(state: StarState, event: StarEvent) -> None:
     star = in_state(state, BACKUP if (state, event) == (PASSIVE, StarEvent.PEER_PRIMARY) else PRIMARY)
     star.told(event.value.value)
@@ -80,7 +81,7 @@ def test_every_entry(state: StarState, event: StarEvent) -> None:
         assert star.core.take_changes() == []
 
 
-@pytest.mark.parametrize(
+@each(
     ("state", "while_peer_lives", "after_it_expired"),
     [(PRIMARY, False, True), (BACKUP, False, False), (ACTIVE, True, True), (PASSIVE, False, True)],
 )
@@ -109,7 +110,7 @@ def test_it_speaks_once_a_heartbeat_as_the_guide_has_it() -> None:
         assert star.said() == [word] * 5
 
 
-@pytest.mark.parametrize("frames", [[], [b""], [b"0"], [b"5"], [b"x" * 1000], [b"3", b"3"]])
+@each("frames", [[], [b""], [b"0"], [b"5"], [b"x" * 1000], [b"3", b"3"]])
 def test_wrong_words_are_no_sign_of_life(frames: list[bytes]) -> None:
     star = in_state(PASSIVE)
     star.later(1.5)
@@ -127,7 +128,7 @@ def test_after_a_fatal_error_nobody_is_answered() -> None:
     assert not star.votes()
 
 
-@pytest.mark.parametrize(("state", "word"), [(ACTIVE, b"3"), (PASSIVE, b"4"), (PASSIVE, b"1"), (BACKUP, b"2")])
+@each(("state", "word"), [(ACTIVE, b"3"), (PASSIVE, b"4"), (PASSIVE, b"1"), (BACKUP, b"2")])
 def test_a_server_that_ends_tells_its_peer_for_four_heartbeats(state: StarState, word: bytes) -> None:
     """What makes the peer end too: the same word, or what both were started as."""
     star = in_state(state)
@@ -169,8 +170,8 @@ def test_an_active_one_goes_on_and_tells_the_other() -> None:
     assert star.votes()
 
 
-@pytest.mark.parametrize("role", [PRIMARY, BACKUP])
-@pytest.mark.parametrize("first", ["a", "b"])
+@each("role", [PRIMARY, BACKUP])
+@each("first", ["a", "b"])
 def test_of_two_of_the_same_on_the_wire_none_goes_on_unnoticed(role: StarState, first: str) -> None:
     for seed in range(20):
         net = Net(lambda node, _: Way("b" if node == "a" else "a", None, "ab"), seed, delay=0.1)

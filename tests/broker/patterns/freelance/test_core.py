@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support.each import each
 from support.fake_network import Net, Way
 from support.torture import seeds
 from support.transcript import Clocked
@@ -139,7 +140,7 @@ def test_what_cannot_be_sent_goes_to_the_next_and_pings_come_back_quickly() -> N
     assert client.agent.servers.health(A) is Health.LIVE
 
 
-@pytest.mark.parametrize("frames", [[b""], [b"x"], [b"x", b"y"], [control(1)], [b"\0" * 9, b"x"], [b"PONG", b"x"]])
+@each("frames", [[b""], [b"x"], [b"x", b"y"], [control(1)], [b"\0" * 9, b"x"], [b"PONG", b"x"]])
 def test_wrong_frames_answer_nothing(frames: list[bytes]) -> None:
     client = Client()
     client.told(A, b"PONG")
@@ -156,10 +157,9 @@ def test_nobody_is_live_for_a_stranger() -> None:
     assert client.agent.servers.live() is None
 
 
-@pytest.mark.parametrize(
+@each(
     "settings",
     [{"ping_interval": 0}, {"liveness": 1}, {"timeout": 0}, {"retries": -1}],
-    ids=lambda one: next(iter(one)),
 )
 def test_what_cannot_be(settings: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="must be"):

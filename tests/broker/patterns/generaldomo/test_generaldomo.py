@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
+from support.each import each
 from support.shortages import no_draft_sockets
 from support.strict_domo import StrictDomo
 from support.waiting import again, until
@@ -49,9 +50,7 @@ def test_what_was_packed_can_be_unpacked(frames: list[bytes]) -> None:
     assert unpack(pack(frames)) == frames
 
 
-@pytest.mark.parametrize(
-    "data", [b"", b"\1", b"\2a", b"\xff", b"\xff\0\0\0", b"\xff\0\0\0\5abcd", b"\xff\xff\xff\xff\xff"]
-)
+@each("data", [b"", b"\1", b"\2a", b"\xff", b"\xff\0\0\0", b"\xff\0\0\0\5abcd", b"\xff\xff\xff\xff\xff"])
 def test_what_is_no_packed_message(data: bytes) -> None:
     assert unpack(data) is None
 

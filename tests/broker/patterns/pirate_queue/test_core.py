@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.each import each
 from support.transcript import Clocked
 
 from broker import UsageError
@@ -187,8 +188,8 @@ def test_a_gone_worker_that_should_get_a_heartbeat(talk: Talk) -> None:
 WRONG = [[], [b""], [b"\3"], [b"x"], [b"", b"\2"], [b"C", b"x"], [b"C", b""], [b"", b"", b"x"], [b"a"] * 20]
 
 
-@pytest.mark.parametrize("frames", WRONG, ids=repr)
-@pytest.mark.parametrize("dialect", [PARANOID, SIMPLE], ids=lambda dialect: dialect.name)
+@each("frames", WRONG)
+@each("dialect", [PARANOID, SIMPLE])
 def test_wrong_frames_from_a_worker_change_nothing(dialect: PirateDialect, frames: list[bytes]) -> None:
     talk = Talk(dialect)
     talk.worker(b"W", *frames)
@@ -224,7 +225,7 @@ def test_the_table_has_an_entry_for_all_that_a_worker_may_say() -> None:
     assert set(TRANSITIONS) == {(state, command) for state in (None, *PirateState) for command in said}
 
 
-@pytest.mark.parametrize(
+@each(
     "wrong", [{"heartbeat_interval": 0}, {"liveness": 1}, {"request_expiry": 0}, {"max_waiting": 0}, {"max_workers": 0}]
 )
 def test_settings_that_cannot_work(wrong: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from support.each import each
 from support.transcript import WorkerTranscript
 
 from broker import WorkerConfig, WorkerSession
@@ -127,7 +128,7 @@ def test_leaving_says_nothing_as_there_is_no_word_for_it() -> None:
     work.said([b"\1"], [b"C", b"", b"y"])
 
 
-@pytest.mark.parametrize(
+@each(
     ("dialect", "frames"),
     [(PARANOID, []), (SIMPLE, []), (SIMPLE, [b""]), (SIMPLE, [b"C", b"", b"x"]), (SIMPLE, [b"\2"])],
 )

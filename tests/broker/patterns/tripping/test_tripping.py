@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
 from support.cli_titanic import here
+from support.each import each
 from support.shortages import no_draft_sockets
 
 from broker.patterns import KINDS, trip
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@each("kind", KINDS)
 def test_every_kind(kind: str) -> None:
     found = trip(kind, 20, 3000)
     assert found.kind == kind
