@@ -104,11 +104,12 @@ class Machine:
         return self.run("journalctl", "--no-pager", "--quiet", "-o", "cat", *(arguments or ("-u", "titanic*"))).out
 
     def until(self, look: Callable[[], Found | None]) -> Found:
-        """Wait until there is something to be seen."""
-        deadline = time.monotonic() + PATIENCE
+        """Wait until there is something to be seen. The longer that takes, the less often it is asked for."""
+        start = time.monotonic()
         while not (found := look()):
-            assert time.monotonic() < deadline, f"waited in vain\n{self._console.read_text(errors='replace')}"
-            time.sleep(0.05)
+            waited = time.monotonic() - start
+            assert waited < PATIENCE, f"waited in vain\n{self._console.read_text(errors='replace')}"
+            time.sleep(min(0.05 + waited / 10, 0.5))
         return found
 
     def power_off(self) -> None:
