@@ -13,7 +13,6 @@ import httpx
 import pytest
 import uvicorn
 from support.coroutines import eventually, in_loop
-from support.fastapi_shop import shop
 from support.ports import free_port
 from support.processes import SUPPORT, Process
 from support.serving import QUICK
@@ -68,6 +67,8 @@ def queue(folder: Path) -> Iterator[tuple[str, Queue]]:
 async def web(endpoint: str) -> AsyncGenerator[list[httpx.AsyncClient], None]:
     """Clients of the app, by HTTP: httpx looks at all connections of a client for each request, so few of many are
     quicker than many of one."""
+    from support.fastapi_shop import shop  # FastAPI takes a while, and each test process imports this module
+
     server = uvicorn.Server(
         uvicorn.Config(shop(endpoint), port=0, log_level="warning", lifespan="on", timeout_keep_alive=600)
     )

@@ -9,7 +9,7 @@ from typing import get_type_hints
 import httpx
 import msgspec
 import pytest
-from support import api_contract, torture
+from support import torture
 from support.each import each
 
 from titanic.protocol.documents import ServiceStats
@@ -100,6 +100,8 @@ def test_schemathesis_finds_nothing(
     web: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With all its checks; 10,000 cases in the long run."""
+    from support import api_contract  # schemathesis takes a while, and each test process imports this module
+
     monkeypatch.chdir(tmp_path)  # it leaves things where it runs
     examples = 800 if torture.LONG else 2
     code = api_contract.run(tmp_path, web, f"--max-examples={examples}", f"--seed={torture.SEED}")
