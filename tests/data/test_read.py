@@ -16,7 +16,7 @@ from support.store_facts import accept_all, closed_in, closed_range
 from pyspark_titanic.source import ClosedReader
 from titanic.store import ClosedRequest, NewRequest, Status, open_read_only, open_store
 from titanic_data.columns import STATUSES
-from titanic_data.errors import DataLoss
+from titanic_data.errors import DataLoss, PipelineError
 from titanic_data.spark_options import read_options
 from titanic_data.store_reader import forget
 from titanic_data.tables import CLOSED
@@ -223,9 +223,23 @@ def test_a_ring_that_let_go_meanwhile(spark: SparkSession, tmp_path: Path, caplo
         ({"service": "mail"}, "unknown option 'service'"),
     ],
 )
+def test_bad_options_are_refused(store: Path, options: dict[str, Any], fault: str) -> None:
+    given = {"path": str(store), **{name: str(value) for name, value in options.items()}}
+    with pytest.raises(PipelineError, match=fault):
+        ClosedReader(read_options(given), ["seq"]).partitions()
+
+
+@pytest.mark.parametrize(
+    ("options", "fault"),
+    [
+        ({"tabel": "closed"}, "unknown option 'tabel'; known:"),
+        ({"endingOffsets": 999_999}, "closed requests .* are not in"),
+    ],
+)
 def test_bad_options_are_refused_on_the_driver(
     spark: SparkSession, store: Path, options: dict[str, Any], fault: str
 ) -> None:
+    """When the frame is made, and when it is planned."""
     with pytest.raises(Exception, match=f"titanic: {fault}"):
         load(spark, store, **options).count()
 

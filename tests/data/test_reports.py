@@ -120,7 +120,7 @@ def test_another_engine_says_the_same(closed: DataFrame, oracle: duckdb.DuckDBPy
         assert all(alike(one, other) for one, other in zip(row, values, strict=True)), f"{row} is not {values}"
 
 
-@pytest.mark.parametrize("by", reports.PERIODS)
+@pytest.mark.parametrize("by", [by for by in reports.PERIODS if by != "hour"])
 def test_other_lengths_of_time(closed: DataFrame, oracle: duckdb.DuckDBPyConnection, by: str) -> None:
     found = [tuple(row.values()) for row in reports.throughput(closed, by).toArrow().to_pylist()]
     oracle_sql = ORACLES["throughput"].replace("'hour'", f"'{by}'").replace("3600.0", f"{reports.PERIODS[by]}.0")

@@ -41,9 +41,8 @@ def orders(spark: SparkSession) -> DataFrame:
     return spark.createDataFrame([("order 1", "body")], "key STRING, body STRING")
 
 
-@pytest.mark.parametrize("path", ["{}", "file://{}", "file:{}"])
-def test_a_view_of_the_ring(spark: SparkSession, store: Path, path: str) -> None:
-    where = path.format(store)
+def test_a_view_of_the_ring(spark: SparkSession, store: Path) -> None:
+    where = f"file://{store}"
     spark.sql(f"CREATE TEMPORARY VIEW ring USING titanic OPTIONS (path '{where}', columns 'seq, status')")
     assert numbers(spark.sql("SELECT seq FROM ring WHERE seq > 48")) == [49, 50]
     assert spark.table("ring").columns == ["seq", "status"]
@@ -122,11 +121,12 @@ def test_a_table_is_not_streamed(spark: SparkSession, store: Path, tmp_path: Pat
         writer.trigger(availableNow=True).start().awaitTermination(60)
 
 
-@pytest.mark.parametrize("mode", [None, "error", "ignore"])
-def test_a_mode_is_wanted(spark: SparkSession, server: Server, mode: str | None) -> None:
+def test_a_mode_is_wanted(spark: SparkSession, server: Server) -> None:
     writer = orders(spark).write.format("titanic").option("service", "upper").option("endpoint", server.endpoints[0])
-    with pytest.raises(Exception, match=r'"titanic" cannot be written in the "(ErrorIfExists|Ignore)" mode.*"Append"'):
-        (writer.mode(mode) if mode else writer).save()
+    refused = r'"titanic" cannot be written in the "(ErrorIfExists|Ignore)" mode.*"Append"'
+    for mode in ("", "error", "ignore"):
+        with pytest.raises(Exception, match=refused):
+            (writer.mode(mode) if mode else writer).save()
     writer.mode("append").save()
     with Client(server.endpoints[0]) as client:
         assert client.stats()["store"]["requests"] == 1
@@ -141,3 +141,8 @@ def test_a_path_in_from_is_refused(spark: SparkSession, store: Path) -> None:
 def test_a_store_is_on_this_machine(path: str) -> None:
     with pytest.raises(InvalidOption, match=f"the option path cannot be '{path}'; it must be a directory, or file:///"):
         read_options({"path": path})
+
+
+@pytest.mark.parametrize("path", ["{}", "file://{}", "file:{}"])
+def test_ways_to_write_a_path(store: Path, path: str) -> None:
+    assert read_options({"path": path.format(store)}).path == str(store)
