@@ -6,15 +6,14 @@ import html
 import json
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from support.cli_titanic import here
 from support.each import each
-from support.processes import ROOT
 from support.waiting import PATIENCE
 from support.web_secured import TOKENS, Secured, csrf_of, secured
 
@@ -146,7 +145,5 @@ def test_what_is_no_path_is_no_prefix(prefix: str) -> None:
 
 
 def test_the_command_line_has_it() -> None:
-    command = [sys.executable, "-m", "titanic", "web", "--prefix", "queue"]
-    ended = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT, timeout=PATIENCE)
-    assert ended.returncode == 2
-    assert "'queue' is no prefix" in ended.stderr
+    ended = here("web", "--prefix", "queue")
+    assert (ended.code, "'queue' is no prefix" in ended.err) == (2, True)

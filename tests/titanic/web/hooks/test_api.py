@@ -172,11 +172,11 @@ def test_hooks_that_are_told_nothing_say_so(
     assert [(one["service"], one["problem"] is None) for one in listed] == [("echo", False), ("other", True)]
     assert listed[0]["problem"].startswith(why)
     assert http.get(hook["links"]["self"]).json() == listed[0]
-    until(lambda: "1 web hook of this service gets no events. Service 'echo' " in page())
+    until(lambda: "1 web hook of this service gets no events. Service 'echo' " in page(), every=0.2)
     assert put(http).status_code == (200 if service == "echo" and not on_end else 409)
     client.set_service(service, on_end="" if service == "mail" else "web.ended")
     assert {one["problem"] for one in http.get("/v1/hooks").json()["hooks"]} == {None}
-    until(lambda: "no events. Service" not in page())
+    until(lambda: "no events. Service" not in page(), every=0.2)
 
 
 @WITH_HOOKS
