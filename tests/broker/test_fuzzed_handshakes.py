@@ -15,8 +15,8 @@ import zmq
 from support.access_files import AccessFiles
 from support.cli_titanic import serving
 from support.good_traffic import good_traffic
-from support.handshakes import Handshakes, Malformed, address, carry, record, without_keys
-from support.secured import access, keyed, new_pair, raw_socket, secured_broker, user
+from support.handshakes import Handshakes, Malformed, address, record, without_keys
+from support.secured import keyed, new_pair
 from support.torture import LONG, SEED, figures, tally
 from support.waiting import until
 
@@ -106,28 +106,6 @@ def test_many_who_connect_at_once_are_in_a_queue(tmp_path: Path) -> None:
             client.connect_ex(address(endpoint))
             clients.register(client, select.POLLOUT)
         until(lambda: len(clients.poll(0)) == many, 10, every=0.1)
-
-
-def test_a_message_that_cannot_be_decrypted_ends_its_connection() -> None:
-    """Whoever has a key could otherwise leave as many behind as the server has file descriptors."""
-    alice, message = new_pair(), [b"MDPC02", b"\1", b"mmi.service", b"echo"]
-    with (
-        secured_broker(access({user("alice"): alice})) as broker,
-        socket.create_server(("127.0.0.1", 0)) as listener,
-        raw_socket(f"tcp://127.0.0.1:{listener.getsockname()[1]}", alice) as client,
-    ):
-        client.send_multipart(message)
-        here, _ = listener.accept()
-        with here, socket.create_connection(address(broker.core.about.endpoints[0])) as there:
-            carry(here, there, client)
-            client.recv_multipart()
-            client.send_multipart(message)
-            said = bytearray(here.recv(65536))
-            said[-1] ^= 1
-            there.sendall(said)
-            there.settimeout(60)
-            assert there.recv(1) == b""
-        until(lambda: not broker.core.peers)
 
 
 @pytest.mark.torture(short=True)

@@ -247,23 +247,6 @@ def test_it_is_ended_with_keys(secured: Place, what: str) -> None:
     secured.is_well()
 
 
-def test_an_initiate_that_is_replayed(secured: Place) -> None:
-    """All that a good client said, on other connections, while it is there and when it has gone."""
-    with secured.connect() as first:
-        client = Known()
-        hello = client.hello()
-        first.sendall(greeting(b"CURVE") + hello)
-        client.welcome(commands(heard(first, 234)[64:])[0][1][8:])
-        said = client.initiate() + sealed(client, ASK)
-        first.sendall(said)
-        for _ in range(2):
-            with secured.connect() as second:
-                second.sendall(greeting(b"CURVE") + hello + said)
-                assert b"\x05READY" not in heard_until_the_end(second)
-            first.close()
-    secured.is_well()
-
-
 @pytest.mark.torture(short=True)
 @pytest.mark.parametrize("reset", [False, True], ids=["closed", "reset"])
 def test_it_breaks_off_at_each_byte_with_keys(secured: Place, reset: bool) -> None:

@@ -277,21 +277,6 @@ def test_what_was_read_and_waits_for_its_turn_is_not_forgotten(broker: Broker) -
         assert answers.endswith(answers[-29:] * 5000)
 
 
-def test_a_key_that_nobody_has_is_refused_with_its_reason() -> None:
-    with (
-        secured_broker(access({user("alice", call=["*"]): new_pair()}), ["tcp://127.0.0.1:*"]) as broker,
-        zmq.Context() as context,
-        context.socket(zmq.DEALER) as stranger,
-    ):
-        keyed(stranger, new_pair()).linger = 0
-        with stranger.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_AUTH) as monitor:
-            stranger.connect(broker.core.about.endpoints[0])
-            assert monitor.poll(PATIENCE * 1000)
-            assert monitor.recv_multipart()[0][2:] == (400).to_bytes(4, "little")
-            stranger.disable_monitor()
-        until(lambda: broker.refusals().get(("", "connect"), 0) > 0)
-
-
 def test_a_connection_without_nonces_ends() -> None:
     pair = new_pair()
     users = access({user("alice", call=["*"]): pair})
