@@ -597,7 +597,7 @@ def _explain(client: Client, uuids: tuple[str, ...]) -> None:
 def purge(
     state: str, everything: bool, service: str | None, older_than: float | None, as_json: bool, reach: EndpointReach
 ) -> None:
-    """Close all requests in a state, which deletes them and their replies. Prints how many.
+    """Close all requests in a state, as `titanic close` does. Prints how many.
 
     Select by --service and --older-than, or give --all.
 

@@ -54,7 +54,7 @@ MEANINGS: Mapping[Permission, str] = {
     Permission.ARCHIVE: "manage the archive",
     Permission.GATEWAY: "state the IP address that requests come from",
     Permission.AUDIT: "see who acted on what, and refusals",
-    Permission.ADMIN: 'pause services, drain nodes; implies read = "all", close, metrics, archive, gateway and audit',
+    Permission.ADMIN: 'change services, drain; implies submit, read = "all", close, metrics, archive, gateway, audit',
 }
 """What each permission of the access file allows."""
 
