@@ -32,11 +32,13 @@ INJECTED = "(INJECTED)"
 
 
 _WAITS = """
-import ctypes, runpy, sys
+import ctypes, sys
+from importlib import import_module
 ctypes.CDLL(None).prctl(0x59616D61, ctypes.c_ulong(-1))  # PR_SET_PTRACER: a process beside it may trace it, too
+main = import_module(sys.argv[1]).main
 print("ready", flush=True)
 input()
-runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
+main(*sys.argv[2:])
 """
 
 

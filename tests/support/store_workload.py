@@ -294,11 +294,10 @@ def read_ledger(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
 
 
-def main() -> None:
-    path, ledger, seed, steps, durability = sys.argv[1:]
+def main(path: str, ledger: str, seed: str, steps: str, durability: Any) -> None:
     with LmdbStore.open(path, capacity=CAPACITY, durability=durability) as store:
         Workload(store, Ledger(Path(ledger)), int(seed)).run(int(steps))
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])
