@@ -199,8 +199,8 @@ def _content_type(context: click.Context, option: click.Parameter, kind: str | N
     type=Keep(least=0.001),
     metavar="TIME",
     group=CHOICES,
-    help="How long to keep the reply unless it is closed; never: until the commands and clients that wait for it have"
-    " received it; default: the server's --keep-replies.",
+    help="How long to keep the reply unless it is closed; never: 2 s after the end, for commands and clients that wait"
+    " for it; default: the server's --keep-replies.",
 )
 @seconds(
     "--keep-failed",
