@@ -35,6 +35,9 @@ from titanic.store.memory import MemoryStore
 from titanic.util import ids
 
 Body = bytes | str
+BEGUN = 1000
+"""Bytes of a body in `begin`."""
+
 ENDLESS = 1 << 60
 KEEP_ALL = Retention(reply_retention=0, dead_retention=0)
 
@@ -343,9 +346,13 @@ class MemoryQueue:
         return self._info(self._row(uuid))
 
     def requests(self, state: str | None = None) -> list[RequestInfo]:
-        """All that is stored, oldest first; in one state."""
+        """All that is stored, oldest first; in one state. `begin` is the body's first 1,000 bytes as text: what a task
+        was submitted with."""
         with self._store.read() as transaction:
             found = [self._info(row) for row in transaction.select(limit=ENDLESS)]
+            for one in found:
+                if (request := transaction.request(bytes.fromhex(one["uuid"]))) is not None:
+                    one["begin"] = b" ".join(request.body)[:BEGUN].decode(errors="replace")
         return [one for one in found if state is None or one["state"] == state]
 
     def _info(self, row: Description) -> RequestInfo:
