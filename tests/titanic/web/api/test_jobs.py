@@ -47,8 +47,8 @@ def test_what_is_wrong(http: httpx.Client) -> None:
     for wrong, fault in (
         ({}, "action must be one of retry, close"),
         ({"action": "burn"}, "action must be one of retry, close"),
-        ({"action": "close"}, "closing needs a state"),
-        ({"action": "close", "where": []}, "where must be an object with some of service, state"),
+        ({"action": "close"}, "closing needs an owner, a state"),
+        ({"action": "close", "where": []}, "where must be an object with some of service, owner, state"),
         ({"action": "close", "where": {"servce": "mail"}}, "unknown option 'servce'; known: body, error, key"),
         ({"action": "close", "where": {"state": "waiting", "since": -1}}, "since must be a time in seconds"),
         ({"action": "retry", "where": {"state": "done"}}, "state must be failed or expired"),
