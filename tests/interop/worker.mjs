@@ -1,9 +1,10 @@
 // A worker for Node: node worker.mjs ENDPOINT SERVICE [SERVER.key NAME.key_secret]
 //
-// Replace `upper`, which gets the frames of a body, and returns those of the reply, or throws. It must not block Node's
-// loop, which sends the heartbeats: compute in a thread of node:worker_threads. The broker sends the next request after
-// the reply. After SIGTERM the worker finishes its request and leaves, so no attempt is lost. It connects again when the
-// server was silent or restarted.
+// Replace `upper`, which gets the frames of a body, and returns those of the reply. If it throws, the request is tried
+// again; the reply ["MDPE01", "500 why", "titanic:fatal"] fails it for good. It must not block Node's loop, which sends
+// the heartbeats: compute in a thread of node:worker_threads. The broker sends the next request after the reply. After
+// SIGTERM the worker finishes its request and leaves, so no attempt is lost. It connects again when the server was
+// silent or restarted.
 
 import { readFileSync } from "node:fs";
 import { setTimeout as pause } from "node:timers/promises";
@@ -19,20 +20,20 @@ const keys = serverFile && {
   curvePublicKey: half(secretFile, "public-key"),
   curveSecretKey: half(secretFile, "secret-key"),
 };
-const longest = keys ? 2500 : 32_000; // a user may get permissions soon
+const longest = keys ? 2500 : 32_000; // permissions may change
 
 const stop = new AbortController();
 for (const name of ["SIGTERM", "SIGINT"]) process.once(name, () => stop.abort());
 
 async function serve(handle) {
-  const socket = new Dealer({ ...keys, linger: 1000, receiveTimeout: 10_000 }); // silent so long: the server is gone
+  const socket = new Dealer({ ...keys, linger: 1000, receiveTimeout: 10_000 }); // silence means a lost server
   socket.connect(endpoint);
   let sent = Promise.resolve(), job, registered = false;
   const say = (command, ...frames) => // one at a time; a closed socket drops it, and the request is delivered again
     (sent = sent.then(() => socket.send(["MDPW02", Buffer.from([command]), ...frames])).catch(() => {}));
   const leave = () => say(DISCONNECT).then(() => socket.close());
   const execute = async (client, body) => {
-    const reply = await Promise.resolve(body).then(handle).catch((error) => ["MDPE01", `500 ${error.message}`]);
+    const reply = await Promise.resolve(body).then(handle).catch((error) => ["MDPE01", `500 ${error?.message ?? error}`]);
     job = undefined;
     say(FINAL, client, "", ...reply);
     if (stop.signal.aborted) leave();
