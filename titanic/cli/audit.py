@@ -21,7 +21,7 @@ MOST = 1000
 @option("--user", metavar="NAME", help="Only acts or refusals of this user.")
 @option("--act", metavar="TEXT", help="Only this act, such as close, retry, purge, pause or read.")
 @option("--address", metavar="TEXT", help="Only from this IP address.")
-@seconds("--since", least=0, help="Only rows of this last time, as in 2h or 7d.")
+@seconds("--since", least=0, help="Only entries within this time, as in 2h or 7d.")
 @option("--refusals", is_flag=True, help="Refused log-ins and missing permissions, by address and minute.")
 @option("--most", type=click.IntRange(1, MOST), metavar="N", default=50, help="Maximum number of rows to print.")
 @endpoint

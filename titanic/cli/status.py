@@ -65,7 +65,7 @@ def status(as_json: bool, watch: float | None, **where: Any) -> None:
                      absent if there are none
     services         {name: number of waiting requests} of about 1,000
                      services: those with workers, limits or other
-                     settings, then those with most requests
+                     settings, then the largest
     other            {services, waiting, delayed}: the other services;
                      absent if there are none
     settings         {name: {paused, on_end}} of services with operator
@@ -325,7 +325,7 @@ def services(as_json: bool, last: float, reach: EndpointReach) -> None:
 
     --json prints {since, step, incomplete, total, services, other, bytes}: since in microseconds since 1970; step the
     length of a period in seconds; incomplete [[from, until]] of spans for which counts are missing, because a server
-    was killed; bytes their size in the store, with the audit. total, each of services, and other (the least active if
+    was killed; bytes the size of counts and audit in the store. total, each of services, and other (the least active if
     over 1000; else null) are {accepted, dispatched, succeeded, failed, retried, expired, closed, cancelled (closed
     before they ended), requeued (sent again by users), wait and run: {p50, p90, p99} in seconds, or null}; services
     also have {waiting, delayed, running, workers, paused, limits, limits_set (as `titanic limits`, if any is set),
