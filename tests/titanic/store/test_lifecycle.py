@@ -550,14 +550,39 @@ def test_a_listing_with_time_finds_what_is_rare_at_once(store, monkeypatch):
                 assert page.next is None
 
 
+@pytest.mark.lmdb
+@pytest.mark.parametrize("newest", [False, True])
+def test_the_second_listing_of_a_service_skips_the_minutes_without_it(store, monkeypatch, newest):
+    monkeypatch.setattr(listing, "LOOKED_AT", 12)
+    uuids = []
+    for minute in range(5):
+        names = [b"many"] * 9 + [b"rare" if minute == 2 else b"many"]
+        uuids += accept(store, *[NewRequest(name, []) for name in names], now=NOW + minute * 66_000_000)
+    for uuid in uuids:
+        finish(store, uuid)
+    with store.read() as txn:
+        assert txn.select(service=b"rare", newest=newest).next is not None
+        for seconds in (60, 0):
+            page = txn.select(service=b"rare", newest=newest, seconds=seconds)
+            pages = page + (txn.select(service=b"rare", newest=newest, after=page.next) if page.next else [])
+            assert [row.uuid for row in pages] == [uuids[29]]
+    accept(store, NewRequest(b"rare", []), now=NOW + 4 * 66_000_000)  # this minute is not over
+    with store.read() as txn:
+        assert len(txn.select(service=b"rare", newest=newest, seconds=60)) == 2
+        assert len(txn.select(service=b"many", newest=newest, seconds=60)) == 49
+
+
 @pytest.mark.parametrize("share", [0.2, 0.9])
 @pytest.mark.parametrize("newest", [False, True])
 def test_pages_of_all_filters_have_what_each_request_says(store, monkeypatch, share, newest):
     """`share`: of the requests that have ended."""
     chance = random.Random(share)
     services = (b"a", b"ab", b"b")
-    new = [NewRequest(chance.choice(services), [], chance.randrange(10)) for _ in range(60)]
-    uuids = accept(store, *new)
+    uuids = []
+    for minute in range(6):
+        there = chance.sample(services, 2)
+        new = [NewRequest(chance.choice(there), [], chance.randrange(10)) for _ in range(10)]
+        uuids += accept(store, *new, now=NOW + minute * 66_000_000)
     for uuid in uuids:
         if chance.random() < share:
             finish(store, uuid, chance.choice([Status.DONE, Status.DONE, Status.FAILED, Status.EXPIRED]))

@@ -155,7 +155,7 @@ def open_environment(
         with env.begin(db=env.open_db(b"requests", create=False)) as txn:
             cursor = txn.cursor()
             ids = IdMaker(cursor.key() if cursor.last() else None)
-        environment = Environment(env, data, _open_databases(env, data), room, settings, ids, Pace(), Readers(env))
+        environment = Environment(env, data, _open_databases(env, data), room, settings, ids, Pace(), Readers(env), {})
         nameless = False
         with Reading(environment) as tx:
             used = tx.used()
@@ -216,7 +216,7 @@ def open_read_only(directory: Path) -> Environment:
             )
         room = divide(max(known or 0, MIN_CAPACITY))
         databases = _open_databases(env, data)
-        return Environment(env, data, databases, room, StoreSettings(), IdMaker(None), Pace(), Readers(env))
+        return Environment(env, data, databases, room, StoreSettings(), IdMaker(None), Pace(), Readers(env), {})
     except lmdb.Error as error:
         env.close()
         raise _corrupt(data, str(error)) from error

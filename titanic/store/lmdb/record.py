@@ -25,7 +25,7 @@ Some readers take fields from a request's record without decoding it, at the pla
 format each must ask for the format first: where the header is longer, the service's name moves, and they answer wrongly
 without an error.
 
-    request_record.py    changed, is_of, owner_in (of an unknown format: no owner), row_key_in
+    request_record.py    changed, is_of, service_in, owner_in (of an unknown format: no owner), row_key_in
     listing.py           _service_test
     tools/batches.py     requests, _count_requests, replies; rows of other formats must go to check.py
     tools/check.py       the priority in a `ready` row

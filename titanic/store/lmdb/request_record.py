@@ -205,6 +205,13 @@ def decode(uuid: bytes, record: memoryview | bytes, fetch: FetchBlob = refuse_bl
     return StoredRequest(*values_of(header), body=decode_body(uuid, record, header, fetch))
 
 
+def service_in(record: memoryview | bytes) -> bytes:
+    """The service, without reading the rest; empty when the record is damaged."""
+    if len(record) < _HEADER.size:
+        return b""
+    return bytes(record[_HEADER.size : _HEADER.size + record[SERVICE_SIZE_AT]])
+
+
 def owner_in(record: memoryview | bytes) -> bytes:
     """The owner, without reading the rest; empty when the record is damaged."""
     if len(record) < _HEADER.size or record[0] != FORMAT_1:

@@ -47,7 +47,8 @@ class Pace:
 
 
 class Environment(NamedTuple):
-    """An open LMDB environment with all that its transactions share."""
+    """An open LMDB environment with all that its transactions share. `minutes`: what is known of the services of
+    requests, by the beginnings of their ids (listing.py)."""
 
     env: lmdb.Environment
     file: Path
@@ -57,6 +58,7 @@ class Environment(NamedTuple):
     ids: IdMaker
     pace: Pace
     readers: Readers
+    minutes: dict[bytes, int]
 
 
 class Reading:
