@@ -11,6 +11,7 @@ from support.store_facts import accept_all, closed_in, closed_range, load_of, st
 
 from titanic.errors import StoreCorrupt, StoreError
 from titanic.store import NewRequest, Retention, Status
+from titanic.store.lmdb import listing
 from titanic.store.lmdb.store import LmdbStore
 from titanic.store.lmdb.tools import check, repair
 
@@ -74,6 +75,7 @@ READING: list[Callable[..., object]] = [
     lambda txn, uuids: txn.archive(),
     lambda txn, uuids: (txn.identity(), txn.service_settings()),
     lambda txn, uuids: txn.select(),
+    lambda txn, uuids: list(listing._requests_of(txn, b"echo", None, False, listing._Effort(0.0))),
     lambda txn, uuids: closed_in(txn, 0, 9, 1 << 20),
 ]
 WRITING: list[Callable[..., object]] = [

@@ -23,7 +23,7 @@ import lmdb
 
 from titanic.store.lmdb import outcome_record, read, request_record
 from titanic.store.lmdb.outcome_record import expiry
-from titanic.store.lmdb.schema import ready_prefix
+from titanic.store.lmdb.schema import odd_row, ready_prefix
 from titanic.store.lmdb.transaction import Reading
 from titanic.store.records import Page
 from titanic.store.request import Description, values_of
@@ -42,8 +42,8 @@ _MOST_QUEUES = 4096
 _RARE = {State.FAILED, State.EXPIRED, State.CANCELLED}
 """Ends by which to choose first, and by service then."""
 
-_MINUTE = 4
-"""Bytes at the beginning of an id that ids of the same 65.5 s share (ids.py)."""
+_MINUTE = struct.Struct(">I")
+"""The beginning of an id, which ids of the same 65.5 s share (ids.py)."""
 
 _SIEVE = 4096
 """Bits for the services of a minute."""
@@ -259,27 +259,29 @@ def _requests_of(
     read are all that it will ever have. They are kept as bits of the hashes of their names.
     """
     cursor, minutes, is_wanted = tx.raw.cursor(tx.db.requests), tx.environment.minutes, _service_test(service)
-    now = bytes(cursor.key())[:_MINUTE] if cursor.last() else b""
+    now = _minute_of(cursor.key()) if cursor.last() else None
     own, step, is_whole = _bit(service), min(_STEP, LOOKED_AT), after is None
     there = _go(cursor, after, newest)
     while there:
-        minute = bytes(cursor.key())[:_MINUTE]
+        minute = _minute_of(cursor.key())
         bits = minutes.get(minute)
         if bits is not None and not bits & own:
             effort.rows += 1
             yield bytes(cursor.key()), False
-            there = _go(cursor, minute + (b"" if newest else b"\xff" * SIZE), newest)
+            there = _go(cursor, _MINUTE.pack(*minute) + (b"" if newest else b"\xff" * SIZE), newest)
             is_whole = True
             continue
         services = set[bytes]() if bits is None and is_whole and minute != now else None
+        is_met = is_wanted  # whether a record is of the service that was met last
         there = False
         for uuid, record in cursor.iterprev() if newest else cursor.iternext():
-            if uuid[:_MINUTE] != minute:
+            if _minute_of(uuid) != minute:
                 there = is_whole = True
                 break
             effort.rows += 1
-            if services is not None:
-                services.add(request_record.service_in(record))
+            if services is not None and not (services and is_met(record)):
+                services.add(met := request_record.service_in(record))
+                is_met = _service_test(met)
             if is_wanted(record):
                 yield bytes(uuid), True
             elif not effort.rows % step:
@@ -288,6 +290,13 @@ def _requests_of(
             while len(minutes) >= _MOST_MINUTES:
                 minutes.pop(next(iter(minutes)), None)
             minutes[minute] = reduce(or_, map(_bit, services))
+
+
+def _minute_of(uuid: memoryview) -> tuple[int, ...]:
+    """The minute of an id. Raises StoreCorrupt when it is too short."""
+    if len(uuid) < _MINUTE.size:
+        raise odd_row("requests", uuid, uuid)
+    return _MINUTE.unpack_from(uuid)
 
 
 def _bit(service: bytes) -> int:

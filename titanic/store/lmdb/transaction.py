@@ -58,7 +58,7 @@ class Environment(NamedTuple):
     ids: IdMaker
     pace: Pace
     readers: Readers
-    minutes: dict[bytes, int]
+    minutes: dict[tuple[int, ...], int]
 
 
 class Reading:
