@@ -54,7 +54,7 @@ from broker.core.mdp import (
     read_version,
     service_fault,
 )
-from broker.core.missing import delivery_of, keeper_of
+from broker.core.missing import Draw, delivery_of, keeper_of
 from broker.core.requests import CUT_OFF, DRAINING, Request, as_workers, read_request
 from broker.core.returns import ReturnCore
 from broker.core.timers import earliest
@@ -71,9 +71,9 @@ class BrokerCore(ReturnCore):
         *,
         now: float = 0.0,
         about: mmi.About | None = None,
-        secret: Callable[[], bytes] = bytes,
+        secret: Draw = bytes,
     ) -> None:
-        """`secret` returns 32 random hex digits: a worker that returns with a request knows those of its delivery.
+        """`secret`: a worker that returns with a request knows those of its delivery.
         A queue with several brokers sets a key instead (`secrets`)."""
         super().__init__(config or BrokerConfig(), secret)
         self.new_worker: WorkerPeer | None = None

@@ -28,6 +28,9 @@ from broker.core.requests import Request, footprint
 from broker.core.timers import Timers
 from broker.core.worker_registry import WorkerPeer, process_name
 
+Draw = Callable[[], bytes]
+"""Returns 32 random hex digits."""
+
 _NUMBER = 16
 """Digits of the number of a delivery."""
 _SECRET = 32
@@ -48,7 +51,7 @@ class Secrets:
     """The secrets of deliveries to workers that keep their requests: random, or, with a key, made from the delivery, so
     that other brokers with this key know them."""
 
-    def __init__(self, draw: Callable[[], bytes]) -> None:
+    def __init__(self, draw: Draw) -> None:
         self.key = b""
         self._draw = draw
 

@@ -25,7 +25,7 @@ from broker.access.authorization import Guard
 from broker.config import BrokerConfig
 from broker.core import mmi
 from broker.core.mdp import AT_LIMIT, CLIENT_QUEUE, KILL, LOST, Command, Core, error_body
-from broker.core.missing import MissingRequest, MissingRequests, Secrets, delivery_of
+from broker.core.missing import Draw, MissingRequest, MissingRequests, Secrets, delivery_of
 from broker.core.requests import DEADLINE, DRAINING, LATE, Request, Unwanted, WaitingRequests, later_context
 from broker.core.worker_registry import BrokerService, WorkerIdentity, WorkerPeer, WorkerProcess, WorkerRegistry
 
@@ -40,7 +40,7 @@ MOST_NOTED = 10_000
 class DeliveryCore(Core):
     """Has the queues, the workers, and what is between them. `now` is always monotonic seconds."""
 
-    def __init__(self, config: BrokerConfig, secret: Callable[[], bytes]) -> None:
+    def __init__(self, config: BrokerConfig, secret: Draw) -> None:
         super().__init__()
         self.config = config
         self.missing = MissingRequests(config.worker_return)
