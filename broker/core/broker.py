@@ -73,8 +73,8 @@ class BrokerCore(ReturnCore):
         about: mmi.About | None = None,
         secret: Draw = bytes,
     ) -> None:
-        """`secret`: a worker that returns with a request knows those of its delivery.
-        A queue with several brokers sets a key instead (`secrets`)."""
+        """`secret` draws the secret of a delivery, which a worker that returns with its request must know. A queue with
+        several brokers sets a key instead (`secrets`)."""
         super().__init__(config or BrokerConfig(), secret)
         self.new_worker: WorkerPeer | None = None
         """The worker that registered last, until the shell takes it to add what it knows of the connection."""
