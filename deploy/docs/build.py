@@ -61,8 +61,18 @@ PYTHON = {
     "titanic": "Clients, servers, and what a worker knows of its request. Errors are in `titanic.errors`.",
     "titanic.aio": "The client for asyncio.",
     "titanic.tasks": "Tasks of a Python program.",
+    "titanic.django": "Tasks of a Django project.",
 }
 """The packages of the Python reference, with their introductions."""
+
+LAZY = {
+    "titanic.tasks": "titanic.tasks.memory_queue.MemoryQueue",
+    "titanic.django": "titanic.django.backend.TitanicBackend",
+}
+"""What these packages import only when it is used."""
+
+PLAIN = ("titanic.protocol.", "titanic.jobs.", "titanic.tasks.task_errors.")
+"""Modules whose classes are read as documents: all their members are shown, also those without a docstring."""
 
 ASSETS = "deploy/docs/assets/"
 
@@ -228,9 +238,18 @@ def _python() -> str:
     parts = ["# Python\n"]
     for package, introduction in PYTHON.items():
         parts.append(f"## {package}\n\n{introduction}\n")
-        parts += [f"::: {where}\n    options:\n      heading_level: 3\n" for where in _exports(package)]
-    parts.append("## titanic.errors\n\n::: titanic.errors\n    options:\n      heading_level: 3\n")
+        parts += [_directive(where) for where in (*_exports(package), LAZY.get(package)) if where]
+    parts.append(f"## titanic.errors\n\n{_directive('titanic.errors')}")
     return "\n".join(parts)
+
+
+def _directive(where: str) -> str:
+    options = ["heading_level: 3"]
+    if where.startswith(PLAIN):
+        options.append("show_if_no_docstring: true")
+    if where.startswith("titanic.django."):
+        options.append("inherited_members: false")
+    return "\n      ".join([f"::: {where}\n    options:", *options]) + "\n"
 
 
 def _exports(package: str) -> Iterator[str]:

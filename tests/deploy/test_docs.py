@@ -50,7 +50,14 @@ def test_the_site(tmp_path: Path, chromium: Chromium) -> None:
     metrics = (site / "reference/metrics.html").read_text()
     for name in ("requests_accepted_total", "backup_timestamp_seconds", "refusals_total", "worker_slots", "web_leases"):
         assert f"titanic_{name}" in metrics
-    assert "submit_batch" in (site / "reference/python.html").read_text()
+    python = (site / "reference/python.html").read_text()
+    for name in (
+        "client.client.Client.submit_batch",
+        "tasks.memory_queue.MemoryQueue.requests",
+        "django.project.login",
+    ):
+        assert f'id="titanic.{name}"' in python
+    assert 'id="titanic.protocol.documents.RequestInfo.begin"' in python  # it has no docstring
 
     foreign: list[str] = []
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(site))) as server:

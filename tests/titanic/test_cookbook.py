@@ -61,40 +61,10 @@ def recipe(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
 
 
 def test_each_has_a_name_of_its_own() -> None:
-    assert len(dict(BLOCKS)) == len(BLOCKS) == 6
+    assert len(dict(BLOCKS)) == len(BLOCKS) == 5
 
 
-def test_fastapi(recipe: Recipe, server: Server) -> None:
-    from broker import Worker
-
-    web = recipe("web")
-
-    async def visit() -> None:
-        async with web.lifespan(web.api):
-            browser = httpx.AsyncClient(transport=httpx.ASGITransport(web.api), base_url="http://shop")
-            uuid = (await browser.post("/reports/sales")).json()["uuid"]
-            assert (await browser.post("/reports/sales")).json()["uuid"] == uuid
-            assert (await browser.get(f"/reports/{uuid}?wait=0.01")).status_code == 202
-            with Worker("report", report, server.endpoints[0]):
-                assert (await browser.get(f"/reports/{uuid}?wait={SOON}")).text == "the report of sales"
-                uuid = (await browser.post("/reports/broken")).json()["uuid"]
-                assert (await browser.get(f"/reports/{uuid}?wait={SOON}")).status_code == 502
-            assert (await browser.get(f"/reports/{'0' * 32}")).status_code == 404
-            async with titanic.aio.Client(server.endpoints[0]) as other:
-                web.api.dependency_overrides[web.queue] = lambda: other
-                await web.client.close(uuid)
-                web.client.disconnect()
-                assert (await browser.post("/reports/sales")).status_code == 202
-
-    def report(frames: list[bytes]) -> bytes:
-        if frames == [b"broken"]:
-            raise titanic.Failed("broken")
-        return b"the report of " + frames[0]
-
-    asyncio.run(visit())
-
-
-def test_fastapi_with_pydantic(recipe: Recipe) -> None:
+def test_fastapi(recipe: Recipe) -> None:
     orders = recipe("orders")
     order = {"number": 7, "items": ["lamp", "chair"]}
 

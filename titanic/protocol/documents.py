@@ -134,12 +134,12 @@ class RequestInfo(TypedDict):
     source: NotRequired[Annotated[str, SUBMITTER_FIELDS["source"]]]
     type: NotRequired[Annotated[str, "The content type of its body."]]
     digest: NotRequired[str]
-    """What its submitter knows it by again."""
+    """A hash by which its submitter recognizes it."""
     on_failed: NotRequired[Annotated[str, "The service to notify if it fails."]]
     keep_body: NotRequired[Annotated[str, "`never`: its body goes when it succeeds; a time is in `options`."]]
     on_limit: NotRequired[Annotated[str, "`leave`: an attempt may exceed its limit."]]
     unique: NotRequired[str]
-    """What it is unique by, with `unique_until` or the `unique_for` in `options`."""
+    """Its unique key, with `unique_until` or the `unique_for` in `options`."""
     unique_until: NotRequired[str]
     why: NotRequired[WhyInfo]
     begin: NotRequired[Annotated[str, "The beginning of its body, if asked for in a list."]]

@@ -186,7 +186,7 @@ MOST_PROGRESS = 1024
 
 
 class Progress(TypedDict):
-    """`done` of `of`, in the worker's own unit; `of` is null when it is not known how much there is."""
+    """`done` of `of`, in the task's own unit; `of` is null when it is not known how much there is."""
 
     done: float
     of: float | None

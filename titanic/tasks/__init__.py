@@ -4,7 +4,7 @@
     Task         a function that workers execute                               task.py
     Ticket       a submitted task and its reply; AioTicket for asyncio         ticket.py
     Flow         tasks that follow each other, and `gather`, groups of them    flow.py
-    TaskFailed   why a task failed                                             failures.py
+    TaskFailed   why a task failed                                             task_errors.py
 
 `Failed` and `Retry`, which a task raises, and `current()`, its request, are in `titanic` itself.
 """

@@ -198,7 +198,7 @@ class Tasks:
 
     @property
     def handlers(self) -> dict[str, Handler]:
-        """What a worker does for each service. Raises CallerError for a task whose annotations are not understood."""
+        """What a worker does for each service. Raises CallerError for annotations that name what is still undefined."""
         for definition in self.definitions.values():
             definition.check()
         return {**self._services}
@@ -333,7 +333,7 @@ class Tasks:
     @contextmanager
     def testing(self, *, worker: bool = True, **settings: Unpack[QueueSettings]) -> Iterator[MemoryQueue]:
         """Replace the server, in tests of tasks, with a queue in memory. It executes requests in this thread, when a
-        reply is requested or on command. There is no sleep: `MemoryQueue.advance` moves the clock, and with it the
+        reply is requested or on command. Nothing sleeps: `MemoryQueue.advance` moves the clock, and with it the
         schedules. Without a `worker` all requests wait. The settings are those of a server: `max_attempts`,
         `retry_first`, `retry_most`."""
         if self._test is not None:

@@ -90,7 +90,7 @@ class FlowTicket(Ticket[R]):
         self._flows = queues
 
     def close(self) -> None:
-        """Delete the flow and its reply; what has not started is no longer executed."""
+        """Delete the flow and its reply: waiting steps are cancelled, the workers of running ones are notified."""
         client = self._flows.client
         client.close(self.uuid)
         sweep(client, self.uuid)

@@ -99,7 +99,7 @@ class Call:
 
     service: str
     name: str
-    """Of the function."""
+    """The function's name."""
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 

@@ -37,7 +37,7 @@ class AnyTicket(Generic[R]):
 
     def __init__(self, task: Answering, uuid: str) -> None:
         self.task = task
-        """What knows what its reply means."""
+        """The task, or the flow, that reads its reply."""
         self.uuid = uuid
 
     @property
@@ -86,7 +86,7 @@ class Ticket(AnyTicket[R]):
         raise self.task.failure(failed)
 
     def close(self) -> None:
-        """Delete the request and its reply; cancel it if it has not been executed."""
+        """Delete the request and its reply: a waiting one is cancelled, a running one's worker is notified."""
         self._queues.client.close(self.uuid)
 
 
@@ -108,7 +108,7 @@ class AnyTickets(Sequence[T], Generic[R, T]):
 
     @property
     def uuids(self) -> list[str]:
-        """Of all of them."""
+        """The UUIDs of all tickets."""
         return [ticket.uuid for ticket in self._tickets]
 
     def _in_order(self, found: dict[str, R | Exception]) -> list[R]:

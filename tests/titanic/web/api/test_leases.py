@@ -329,6 +329,16 @@ def test_a_lease_of_a_gateway_that_was_killed_is_gone(server: Server, client: Cl
         )
 
 
+def test_every_third_gateway_that_dies_counts_as_an_attempt(server: Server, client: Client) -> None:
+    uuid, attempts = client.submit("upper", b"x", retry_first=0.01), []
+    for _ in range(4):
+        with a_gateway(*server.endpoints) as (url, _pid), httpx.Client(base_url=url, timeout=60, verify=False) as http:
+            taken = take(http, lease=3600)
+            assert taken.headers["titanic-request"] == uuid
+            attempts.append(taken.headers["titanic-attempt"])
+    assert attempts == ["1", "1", "1", "2"]
+
+
 def test_nothing_is_lost_when_the_gateway_is_killed(server: Server, client: Client) -> None:
     """Workers are at work, one has what he took, others wait: all is executed by those who come to the next one."""
     uuids = client.submit_batch("upper", [b"%d" % n for n in range(60)])
