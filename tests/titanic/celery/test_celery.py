@@ -77,6 +77,10 @@ def auto(fails: int, kind: str = "busy") -> str:
     return "done"
 
 
+@app.task(autoretry_for=(Exception,), max_retries=0, time_limit=1)
+def once() -> None: ...
+
+
 @app.task
 def note(reason: str, text: str) -> None:
     CALLS.append((reason, text))
@@ -106,6 +110,13 @@ def load(name: str, server: Server, folder: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, name, module)
     spec.loader.exec_module(module)
     return module
+
+
+def test_a_task_without_retries_is_attempted_once(queue: MemoryQueue) -> None:
+    """Also after its limit and a worker's death; any other task has ten attempts at least."""
+    once.delay()
+    add.delay(1, 2)
+    assert [row["max_attempts"] for row in queue.requests()] == [1, 10]
 
 
 def test_first_steps(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, client: Client) -> None:
