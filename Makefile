@@ -177,7 +177,7 @@ $(RELEASER): $(READY)
 # Programs and headers that tests use, and the Debian packages that have them. Without them, and without the right to install them,
 # those tests are skipped.
 TOOLS := strace:strace faketime:faketime promtool:prometheus systemd-nspawn:systemd-container debootstrap:debootstrap \
-  /usr/include/zmq.h:libzmq3-dev /usr/share/java/jeromq.jar:libjeromq-java chromium:chromium npm:npm $(or $(lastword $(wildcard /usr/lib/postgresql/*/bin/initdb)),initdb):postgresql
+  /usr/include/zmq.h:libzmq3-dev /usr/share/java/jeromq.jar:libjeromq-java chromium-headless-shell:chromium-headless-shell npm:npm $(or $(lastword $(wildcard /usr/lib/postgresql/*/bin/initdb)),initdb):postgresql
 torture: TOOLS += lintian:lintian patroni:patroni etcd:etcd-server /usr/lib/python3/dist-packages/etcd:python3-etcd
 tools:
 	@missing=; for tool in $(TOOLS); do \
