@@ -30,6 +30,7 @@ BEAT = (b"MDPW02", b"\5")
 )
 def test_nobody_takes_the_other_for_dead(ours: float, theirs: float, busy: bool) -> None:
     """Whatever the two intervals are; and nobody sends more than the quicker one of both."""
+    lasts = 10 + 4.5 * max(ours, theirs)  # after four intervals of silence one is dead
     net = MdpNet(BrokerCore(BrokerConfig(heartbeat_interval=ours)), seed=1, delay=0.02)
     session = WorkerSession(b"echo", WorkerConfig(heartbeat_interval=theirs), now=0)
     net.add_worker("worker", session, lambda body: [body])
@@ -38,10 +39,10 @@ def test_nobody_takes_the_other_for_dead(ours: float, theirs: float, busy: bool)
         client = ClientSession(ClientConfig(timeout=None), correlated=True)
         client.request(b"echo", [b"x"], 0.0)
         net.add_client("client", client)
-    net.run(120)
+    net.run(lasts)
     assert session.connection == 1
     assert net.broker.stats["workers_expired"] == 0
-    assert net.sent <= 2 * (120 / min(ours, theirs) / 0.75 + 10)
+    assert net.sent <= 2 * (lasts / min(ours, theirs) / 0.75 + 10)
 
 
 @pytest.mark.parametrize("interval", [1.0, 2.5])

@@ -1,9 +1,10 @@
 """Unique requests: of those with the same service, owner, rule and name, one is accepted while it counts."""
 
 import json
-from itertools import count
+from itertools import count, product
 
 import pytest
+from support.each import each
 from support.store_engines import is_sound, place_of
 
 from titanic.errors import StoreFull
@@ -100,26 +101,25 @@ STATES = {  # what happens to the first request; for which rules a second one fi
 }
 
 
-@pytest.mark.parametrize("keys", [("", ""), ("a", "b"), ("a", "a")], ids=["no-key", "other-key", "same-key"])
-@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("state", STATES)
+@each(("rule", "keys"), [*product(RULES, [("", ""), ("a", "b"), ("a", "a")])])
 def test_each_cell(store, state, rule, keys):
     happen, found_for = STATES[state]
-    mine, other = ({"key": key.encode(), "key_until": NOW + 10**9} if key else {} for key in keys)
-    (first,) = accept(store, unique(rule, expires_at=NOW + SECOND if state == "expired" else 0, **mine))
+    name = f"{rule} {keys}"
+    mine, other = ({"key": f"{key} {name}".encode(), "key_until": NOW + 10**9} if key else {} for key in keys)
+    (first,) = accept(store, unique(rule, name, expires_at=NOW + SECOND if state == "expired" else 0, **mine))
     assert first.new
     running = happen(store, first.uuid) or ()
-    second = unique(rule, **other)
+    second = unique(rule, name, **other)
     is_found = rule in found_for or keys == ("a", "a")
     with store.write() as txn:
         assert txn.fresh([second], NOW, running=running) == ([] if is_found else [second])
     (found,) = accept(store, second, running=running)
     assert (found.new, found.uuid == first.uuid) == (not is_found, is_found)
-    assert is_sound(store)
     if not is_found:  # now that one counts
-        assert accept(store, unique(rule)) == [(found.uuid, False)]
+        assert accept(store, unique(rule, name)) == [(found.uuid, False)]
         close(store, first.uuid)
-        assert accept(store, unique(rule)) == [(found.uuid, False)]
+        assert accept(store, unique(rule, name)) == [(found.uuid, False)]
     with store.write() as txn:
         assert txn.load(b"").bytes == 0
 
