@@ -223,6 +223,8 @@ def translate(folder: Path) -> list[Any]:
     for extension in extensions:
         # mypyc puts a _ before the names of attributes, and `_thread` becomes a word of C.
         extension.define_macros.append(("__thread", "attribute_thread"))
+        # To look for that in hundreds of thousands of generated lines takes gcc twice the time of all else.
+        extension.extra_compile_args.append("-Wno-misleading-indentation")
         # What fails an assertion names its file: without the builder's folders, so that all builds are equal.
         for place in (folder, Path(mypyc.__file__).parent):
             extension.extra_compile_args.append(f"-ffile-prefix-map={place}=.")
