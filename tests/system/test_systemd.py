@@ -179,6 +179,15 @@ def life(here: Machine) -> None:
     here.until(lambda: "cannot bind 10.0.0.1 without an access file" in here.journal("-u", "titanic-web"))
     assert here.shows("titanic-web", "NRestarts") == "0"
 
+    # The handbook's socket for a proxy has its folder, which the proxy's group may enter.
+    settings.write_text(
+        settings.read_text().replace('bind = "10.0.0.1:8080"', 'bind = "unix:/run/titanic-web/web.sock"')
+    )
+    here.does("systemctl", "start", "titanic-web")
+    assert here.does("curl", "-sf", "--unix-socket", "/run/titanic-web/web.sock", "http://localhost/readyz") == "ok"
+    assert here.does("stat", "-c", "%a %G", "/run/titanic-web").split() == ["750", "titanic-web"]
+    here.does("systemctl", "stop", "titanic-web")
+
 
 def archive(here: Machine) -> None:
     """One request was closed."""
