@@ -1,7 +1,7 @@
 """The Majordomo Management Interface (RFC 8): services that the broker answers itself.
 
-README.md, "Asking the broker", says what each of them takes and answers; the frames around them are in
-titanic/PROTOCOL.md. All but mmi.service are more than the RFC asks for.
+titanic/PROTOCOL.md, "Asking the broker (MMI)", says what each of them takes and answers. All but mmi.service are more
+than the RFC asks for.
 """
 
 from __future__ import annotations

@@ -90,6 +90,7 @@ EXAMPLES: dict[str, Any] = {
 
 HEAD = """\
 # Titanic's configuration. Every key is here, commented out, with its default; keys without a default say so.
+# install.sh and the Debian package set only `store`, and `metrics` in each table.
 #
 #   titanic config check /etc/titanic/titanic.toml          checks this file
 #   titanic config show --config /etc/titanic/titanic.toml  shows the effective values and their sources

@@ -19,7 +19,7 @@ MOST = 1000
 @command()
 @json_flag
 @option("--user", metavar="NAME", help="Only acts or refusals of this user.")
-@option("--act", metavar="TEXT", help="Only this act, such as close, retry, purge, pause or read.")
+@option("--act", metavar="TEXT", help="Only this act, such as close, retry, purge, pause, read or access.")
 @option("--address", metavar="TEXT", help="Only from this IP address.")
 @seconds("--since", least=0, help="Only entries within this time, as in 2h or 7d.")
 @option("--refusals", is_flag=True, help="Refused log-ins and missing permissions, by address and minute.")
@@ -35,10 +35,10 @@ def audit(
     as_json: bool,
     reach: EndpointReach,
 ) -> None:
-    """List who closed, retried, changed, read or purged requests of others, paused services, drained nodes, or changed
-    settings; the newest first.
+    """List who closed, retried, changed, read or purged requests of others, paused services or changed their settings,
+    or drained nodes, and when the server's access file or settings were reloaded; the newest first.
 
-    With access control, requires audit = true.
+    With access control, requires audit = true. Who edited a file is not known: its row has the server's system user.
 
     --json prints {acts: [{at, act, user, way, address, service, uuid, count, text}], refusals: [{at, address, count,
     user, action}], next}. Times are microseconds since 1970.

@@ -302,14 +302,16 @@ def show(uuid: str, body: bool, as_json: bool, **where: Any) -> None:
 @json_flag
 @source_options()
 def why(uuid: str, as_json: bool, **where: Any) -> None:
-    """Explain why a request is in its state, and what to do about it: no workers, all of them busy, others before it, a
-    paused service, a limit, a delay, a node that died, and so on.
+    """Explain why a request is in its state, and what to do about it.
 
     Names and UUIDs of other requests are shown to users who may read them. Without a server (--store), only what the
     files say is known.
 
     --json prints {uuid, service, state, kind, text, next, and numbers that apply: until, seconds, ahead, workers,
-    running, limit, requests}; `until` is in microseconds since 1970.
+    running, limit, requests}; `until` is in microseconds since 1970. Each `kind`: no-worker, busy, behind (others start
+    before it), limit, rate, paused, delayed, retry (after a failed attempt), running, return (its worker is awaited),
+    lease (its node does not respond), storing, store (that cannot take the outcome), refused (by the broker), draining
+    (this server), no-server, done, failed, poison, expired, cancelled.
 
     \b
     Example:

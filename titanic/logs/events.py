@@ -52,12 +52,12 @@ EVENTS = (
         "how many requests workers still had when the server stopped; how many were dispatched again",
     ),
     ("task-failed", "`titanic worker`: an attempt of a task failed"),
-    ("login, refused-login", "`titanic web`: a user signed in; unknown token or certificate"),
+    ("login, refused-login", "`titanic web`: a user signed in; unknown token, certificate or log-in at a proxy"),
     (
         "log-out-not-kept",
         "`session-secret.ended` cannot be written: after a restart, signed-out cookies would work again",
     ),
-    ("no-key", "`titanic web` lacks the key of a user with a valid token or certificate"),
+    ("no-key", "`titanic web` lacks the key of a user with valid credentials"),
     (
         "hooks-user",
         "web hooks are not delivered: the server does not answer, or the hooks user may not deliver hooks; or"

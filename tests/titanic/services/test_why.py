@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from typing import Any
 
 import pytest
 
+from titanic.cli.stored_requests import why as command
 from titanic.dispatch.backlogs import COUNTED, Backlog
 from titanic.facts.audit import Act
+from titanic.services import why as module
 from titanic.services.ask import DispatchView
 from titanic.services.why import MAX_AHEAD, Facts, explain
 from titanic.settings import ServiceLimits
@@ -172,3 +176,11 @@ def test_the_speed_of_a_service() -> None:
     assert backlog.speed(now) == pytest.approx(0.4)
     assert backlog.speed(now + 97.5) == pytest.approx(1 / 100, rel=0.05), "nothing has ended for long"
     assert COUNTED < 2.5
+
+
+def test_the_help_lists_every_kind() -> None:
+    ends = {state.name.lower() for state in State if state not in (State.WAITING, State.DELAYED, State.RUNNING)}
+    kinds = {*re.findall(r'_why\("([a-z-]+)"', inspect.getsource(module)), "poison", *ends}
+    assert len(kinds) > 20
+    listed = re.sub(r"\([^)]*\)", "", (command.help or "").partition("`kind`:")[2].partition(".\n")[0])
+    assert {one.strip() for one in listed.split(",")} == kinds
