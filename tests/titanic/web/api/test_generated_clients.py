@@ -144,5 +144,6 @@ def test_a_typescript_client_is_generated_and_works(web: str, worker: None, tmp_
     tools = tmp_path / "node_modules" / ".bin"
     run(tools / "openapi-typescript", f"{web}/v1/openapi.json", "-o", "made.ts", folder=tmp_path)
     (tmp_path / "use.ts").write_text(TYPESCRIPT)
-    run(tools / "tsc", "--strict", "--module", "nodenext", "--target", "es2022", "use.ts", folder=tmp_path)
+    usual = ("--skipLibCheck", "--module", "nodenext", "--target", "es2022")  # the types of Node itself take seconds
+    run(tools / "tsc", "--strict", *usual, "use.ts", folder=tmp_path)
     run("node", "use.js", web, folder=tmp_path)
