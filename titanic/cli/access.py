@@ -308,8 +308,8 @@ def rotate(user: str, finish: bool, path: Path, as_json: bool) -> None:
     """Replace the key of a user, in two steps.
 
     The first creates a pair, USER-2.key and USER-2.key_secret (then USER-3 …), beside FILE, and adds it to the user's
-    keys: both work. When all clients use the new secret key, --finish removes the others from FILE. Reload the server
-    after each.
+    keys: both work. When all clients and workers use the new secret key, --finish removes the others from FILE. Reload
+    the server after each. With several nodes, run it at one, then copy FILE and USER-2.key to the others.
 
     --json prints {user, keys, secret_file}; keys are those in FILE, secret_file is that of a new key, else null.
 

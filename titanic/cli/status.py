@@ -48,9 +48,10 @@ def status(as_json: bool, watch: float | None, **where: Any) -> None:
     \b
     store            {path, requests, waiting, delayed, replies, used,
                      capacity, closed, lost}: requests = waiting + running +
-                     delayed + replies (all that ended); used and
-                     capacity: bytes; closed: closed requests that are
-                     kept; lost: those dropped before they were archived
+                     delayed + replies (all that ended); used (with
+                     closed requests) and capacity: bytes; closed: those
+                     that are kept; lost: those dropped before they were
+                     archived
     durability       "synced", "relaxed" or "memory": see titanic serve --help
     accepting        whether there is space for a small request
     disk_full        whether the store's disk is full

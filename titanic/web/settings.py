@@ -60,7 +60,9 @@ class WebSettings:
     login_header: str | None = setting(
         None, "Header in which a proxy names its user; the access file maps names to users.", otherwise="none"
     )
-    login_from: tuple[Network | Path, ...] = setting((), "Network of that proxy, or the unix:PATH of `bind`.")
+    login_from: tuple[Network | Path, ...] = setting(
+        (), "Network of that proxy, or the unix:PATH of `bind`; from elsewhere the header is ignored."
+    )
     behind_tls: bool = setting(
         False, "Browsers connect through an HTTPS proxy only: cookies are then restricted to HTTPS."
     )
