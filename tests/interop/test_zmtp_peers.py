@@ -300,7 +300,7 @@ def cells() -> Iterator[Any]:
                     if secure and (identity or peer in SPEAKS_2):
                         continue
                     name = f"{peer}-{'CURVE' if secure else 'NULL'}-{kind}-{'identity' if identity else 'none'}"
-                    large = LONG or (kind == "DEALER" and not identity)
+                    large = LONG or (peer == "pyzmq" and kind == "DEALER" and not identity)
                     yield pytest.param(peer, secure, kind, identity, large, id=name, marks=marks)
 
 

@@ -22,7 +22,10 @@ from support.waiting import PATIENCE, until
 
 CHROMIUM = Path("/usr/bin/chromium-headless-shell")
 
-ARGUMENTS = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--force-color-profile=srgb"]
+UNOPTIMISED = "--js-flags=--no-opt --no-maglev --max-lazy"
+"""axe-core runs anew on each page, and to compile it well takes longer than it then runs."""
+
+ARGUMENTS = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--force-color-profile=srgb", UNOPTIMISED]
 
 DESK, PHONE = {"width": 1280, "height": 800}, {"width": 400, "height": 800}
 

@@ -38,6 +38,9 @@ EMPTY = (
     "/nothing",
 )
 
+SCRIPT_FIRST = [pytest.param(True, id="script"), pytest.param(False, id="no-script", marks=pytest.mark.torture)]
+"""What other tests do without JavaScript, too."""
+
 
 def test_pages_of_an_empty_queue(window: Window) -> None:
     page = window.page("/")
@@ -81,7 +84,6 @@ def test_pages_about_requests(window: Window, lived: Lived, client: Client) -> N
     window.check(page)
     page.get_by_role("button", name="Retry all").click()
     page.wait_for_url("**/works/*")
-    window.check(page)
 
 
 def test_lists_show_the_end_of_a_uuid_and_copy_all_of_it(window: Window, lived: Lived) -> None:
@@ -221,7 +223,7 @@ def test_a_user_signs_in_and_out(chromium: Chromium, tmp_path: Path) -> None:
         window.close()
 
 
-@pytest.mark.parametrize("script", [True, False], ids=["script", "no-script"])
+@pytest.mark.parametrize("script", SCRIPT_FIRST)
 def test_on_phones_the_audit_has_no_empty_cells(chromium: Chromium, tmp_path: Path, script: bool) -> None:
     with secured(tmp_path / "scene") as scene, chromium.at_work() as browser:
         window = Window(browser, scene.url)
@@ -240,7 +242,7 @@ def test_on_phones_the_audit_has_no_empty_cells(chromium: Chromium, tmp_path: Pa
         window.close()
 
 
-@pytest.mark.parametrize("script", [True, False], ids=["script", "no-script"])
+@pytest.mark.parametrize("script", SCRIPT_FIRST)
 def test_all_sessions_are_ended(chromium: Chromium, tmp_path: Path, script: bool) -> None:
     with secured(tmp_path / "scene") as scene, chromium.at_work() as browser:
         window = Window(browser, scene.url)
