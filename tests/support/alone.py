@@ -4,7 +4,7 @@ A line that goes on, like a server, is left alone once it says that it is ready.
 the end if the line has a `&` behind it.
 
 A plain `titanic …`, which may have `$(cat FILE)` in it, is run in a fork of this process, which has imported what it
-needs; all else by `sh`.
+needs; all else by `sh`. It is a fork itself, of the process that warm_start.py is about.
 
     input     JSON: a list of lines
     output    JSON: for each line [exit code, stdout, stderr]
@@ -12,6 +12,7 @@ needs; all else by `sh`.
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import json
 import multiprocessing
@@ -31,6 +32,7 @@ from typing import Any
 
 from support.cli_titanic import CLEAN
 from support.processes import PYTHONPATH
+from support.processes import Fork as WarmFork
 from support.waiting import PATIENCE
 
 from titanic import entry
@@ -41,19 +43,19 @@ ALONE = ["unshare", *([] if os.geteuid() == 0 else ["--map-root-user"]), "--net"
 
 def run_alone(lines: list[str], folder: Path, timeout: float = 100, **more: str) -> list[tuple[int, str, str]]:
     """Run this program in a folder, with `more` variables. Return the exit code and the output of each line."""
-    done = subprocess.run(
-        [*ALONE, sys.executable, "-m", "support.alone"],
-        input=json.dumps(lines),
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        env=CLEAN | {"PYTHONPATH": PYTHONPATH} | more,
-        timeout=timeout,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return [tuple(one) for one in json.loads(done.stdout)]
+    pipe, env = subprocess.PIPE, CLEAN | {"PYTHONPATH": PYTHONPATH} | more
+    with WarmFork("-m", "support.alone", folder, env=env, stdin=pipe, stdout=pipe, stderr=pipe) as process:
+        try:
+            out, err = process.communicate(json.dumps(lines).encode(), timeout)
+        except BaseException:
+            process.kill()
+            raise
+    assert process.returncode == 0, err.decode()
+    return [tuple(one) for one in json.loads(out)]
 
+
+NEW_USER, NEW_PIDS, NEW_NETWORK = 0x10000000, 0x20000000, 0x40000000
+DIES_WITH_ITS_PARENT = 1
 
 ADDRESSES = {"lo": "127.0.0.1", "lo:1": "10.0.0.1", "lo:2": "10.0.0.5"}
 
@@ -133,6 +135,21 @@ class Line:
         return [code, *(file.read_bytes().decode(errors="replace") for file in self.files)]
 
 
+def leave() -> None:
+    """Go on as process 1 of a network of its own, as with `ALONE`, which would begin with a new Python. All that it
+    starts ends with it, and it with the process that waits for it."""
+    owner, group = os.geteuid(), os.getegid()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(NEW_NETWORK | NEW_PIDS | (NEW_USER if owner else 0)):
+        raise OSError(ctypes.get_errno(), "unshare")
+    if owner:
+        for name, text in (("setgroups", "deny"), ("uid_map", f"0 {owner} 1"), ("gid_map", f"0 {group} 1")):
+            Path("/proc/self", name).write_text(text)
+    if child := os.fork():
+        os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) & 255)
+    libc.prctl(DIES_WITH_ITS_PARENT, signal.SIGKILL, 0, 0, 0)
+
+
 def bring_up() -> None:
     """The loopback card is down in a new network."""
     for name, address in ADDRESSES.items():
@@ -143,6 +160,8 @@ def bring_up() -> None:
 
 
 def main() -> None:
+    os.chdir(sys.argv[1])
+    leave()
     bring_up()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # who is run in the background may be made deaf to it
     texts: list[str] = json.load(sys.stdin)
