@@ -41,6 +41,16 @@ Login = Callable[[Scope], Awaitable[str | None]]
 
 PROBES = ("/metrics", "/healthz", "/readyz")
 
+_templates = Environment(
+    loader=PackageLoader("titanic.web"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_templates.filters.update(template_filters.FILTERS)
+_templates.globals["version"] = __version__
+
 
 class AnswerCounts:
     """Answers by class of route and status: how many took how long."""
@@ -93,15 +103,6 @@ class AppState:
         self.reload = threading.Event()
         """Set to reload the access file."""
         self._message_cookie = f"titanic-message-{settings.bind[1]}"
-        self.templates = Environment(
-            loader=PackageLoader("titanic.web"),
-            autoescape=True,
-            undefined=StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
-        self.templates.filters.update(template_filters.FILTERS)
-        self.templates.globals["version"] = __version__
 
     def refresh(self) -> None:
         """Reload changed files and close what has expired. Called in the loop, often."""
@@ -120,7 +121,7 @@ class AppState:
         message = (
             "" if visitor is None or request.headers.get("x-live") == "1" else self._read_message(request, visitor)
         )
-        made = self.templates.get_template(template).render(
+        made = _templates.get_template(template).render(
             visitor=visitor, path=request.url.path, message=message, **values
         )
         if root := ROOT.get():  # only templates write attributes: what they escape has no quotation marks
