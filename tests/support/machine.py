@@ -163,7 +163,7 @@ def machine(*more: str, wheels: bool = True) -> Iterator[Machine]:
 
 def debian() -> Path:
     """The root file system that machines are copies of; made when there is none."""
-    mirror, suite = _mirror()
+    suite = _suite()
     kind = hashlib.sha256(" ".join((suite, *PACKAGES)).encode()).hexdigest()[:8]
     kept = _cache() / f"{suite}-{kind}"
     with _locked("lock"):
@@ -173,7 +173,7 @@ def debian() -> Path:
             shutil.rmtree(new, ignore_errors=True)
             include = f"--include={','.join(PACKAGES)}"
             done = subprocess.run(
-                ["debootstrap", "--variant=minbase", include, suite, str(new), mirror],
+                ["debootstrap", "--variant=minbase", include, suite, str(new), _mirror(suite)],
                 capture_output=True,
                 text=True,
                 timeout=800,
@@ -185,13 +185,17 @@ def debian() -> Path:
     return kept
 
 
-def _mirror() -> tuple[str, str]:
-    """Where this system's packages come from, and the name of its release."""
+def _suite() -> str:
+    """The name of this system's release."""
     release = dict(line.split("=", 1) for line in Path("/etc/os-release").read_text().splitlines() if "=" in line)
-    suite = release["VERSION_CODENAME"].strip('"')
+    return release["VERSION_CODENAME"].strip('"')
+
+
+def _mirror(suite: str) -> str:
+    """Where this system's packages come from: apt needs a second to tell."""
     form = ["--format", "$(REPO_URI) $(CODENAME)", "Created-By: Packages"]
     listed = subprocess.run(["apt-get", "indextargets", *form], capture_output=True, text=True, check=True).stdout
-    return next(line.split()[0] for line in listed.splitlines() if line.split()[1:] == [suite]), suite
+    return next(line.split()[0] for line in listed.splitlines() if line.split()[1:] == [suite])
 
 
 def collect_wheels(folder: Path, root: Path, *more: str) -> None:
