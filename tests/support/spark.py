@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from support.processes import PYTHONPATH
+from support.warm_spark import start
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -47,7 +48,7 @@ def needs_spark(item: pytest.Item) -> bool:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """The session of this process."""
+    """The session of this process. What it starts of Python are forks: warm_spark.py."""
     from titanic_data.errors import MissingPart
     from titanic_data.session import expect_java, session
 
@@ -59,7 +60,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         pytest.skip(str(error))
     scratch = tmp_path_factory.mktemp("spark")
     os.environ["PYTHONPATH"] = PYTHONPATH
-    os.environ["PYSPARK_PYTHON"] = sys.executable
+    forking, python = start(scratch, PYTHONPATH)
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = str(python)
     os.environ["SPARK_LOCAL_DIRS"] = str(scratch)
     settings = {**SETTINGS, "spark.local.dir": str(scratch), "spark.sql.warehouse.dir": str(scratch / "warehouse")}
     with warnings.catch_warnings():
@@ -67,3 +69,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         found = session("tests", quick=True, settings=settings)
     yield found
     found.stop()
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    forking.kill()
+    forking.wait()

@@ -21,7 +21,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from types import ModuleType
 
-_DIES_WITH_ITS_PARENT = 1
+DIES_WITH_ITS_PARENT = 1
 """Of prctl(2), with a signal: a test run that is killed leaves no forks."""
 _libc = ctypes.CDLL(None)
 
@@ -29,7 +29,7 @@ MODULES = ("titanic.aio", "titanic.server.server", "titanic.web.asgi", "titanic.
 """What processes import when they run."""
 
 
-def _exactly(connection: socket.socket, size: int) -> bytes:
+def exactly(connection: socket.socket, size: int) -> bytes:
     data = b""
     while len(data) < size:
         part = connection.recv(size - len(data))
@@ -44,7 +44,7 @@ def _next_fork(connection: socket.socket) -> list[str]:
         head, given, _, _ = socket.recv_fds(connection, 4, 3)
         if not head:
             os._exit(0)
-        arguments, env, folder, umask, session = json.loads(_exactly(connection, int.from_bytes(head, "big")))
+        arguments, env, folder, umask, session = json.loads(exactly(connection, int.from_bytes(head, "big")))
         between = os.fork()
         if between:
             os.waitpid(between, 0)
@@ -56,7 +56,7 @@ def _next_fork(connection: socket.socket) -> list[str]:
             os._exit(0)  # its child becomes one of the test process
         while os.getppid() == between:
             os.sched_yield()
-        _libc.prctl(_DIES_WITH_ITS_PARENT, signal.SIGKILL, 0, 0, 0)
+        _libc.prctl(DIES_WITH_ITS_PARENT, signal.SIGKILL, 0, 0, 0)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         for number, one in enumerate(given):
             os.dup2(one, number)
@@ -72,7 +72,7 @@ def _next_fork(connection: socket.socket) -> list[str]:
         return [*map(str, arguments)]
 
 
-def _open_files() -> None:
+def open_files() -> None:
     """Open stdin, stdout and stderr as Python does when it starts."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         old, mode = getattr(sys, name), "wb" if number else "rb"
@@ -96,7 +96,7 @@ def main() -> None:
     usual = [one for one in sys.path[not sys.flags.safe_path :] if one not in given]
     gc.freeze()
     first, *rest = _next_fork(socket.socket(fileno=int(sys.argv[1])))
-    _open_files()
+    open_files()
     folders = [str(Path(one).absolute()) for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
     if not sys.flags.safe_path:
         folders.insert(0, str(Path.cwd() if first in ("-m", "-c") else Path(first).parent))
