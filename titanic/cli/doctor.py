@@ -213,7 +213,8 @@ class Doctor:
                 advice = f"{FREE_DISK}, at {found.document['store']['path']}"
             self._add("server", problem, advice, ok=False)
         if not code:
-            text = f"{', '.join(self._reach.endpoint)} answered in {duration(found.took)}"
+            several = "one of " if len(self._reach.endpoint) > 1 else ""
+            text = f"{several}{', '.join(self._reach.endpoint)} answered in {duration(found.took)}"
             self._add("server", f"{text}; {found.waiting or 0} waiting, {found.document['running']} running", ok=True)
         self._services(found.document, worker_counts(client))
 
@@ -270,7 +271,7 @@ class Doctor:
             self._add("failures", f"lately: {', '.join(failing)}", "titanic ls --group-errors --since 1h", ok=False)
         rows, _ = client.list(state="failed", text=POISON, newest=True, limit=MAX_NAMED)
         if poison := [f"{row['uuid']} of {row['service']}" for row in rows if row["reason"].startswith(POISON)]:
-            self._add("poison", f"workers died of {', '.join(poison)}", "titanic show UUID", ok=False)
+            self._add("poison", f"workers died of {', '.join(poison)}", "titanic why UUID", ok=False)
 
     def _clock(self, client: Client) -> None:
         began = time.time()

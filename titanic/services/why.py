@@ -214,7 +214,9 @@ def _ended(facts: Facts) -> WhyInfo:
     if row.state is State.FAILED and row.reason.startswith(POISON):
         kind = "poison"
     text = f"it {'was cancelled' if kind == 'cancelled' else 'expired' if kind == 'expired' else 'failed'} {when}"
-    next_step = f"titanic {'show' if kind == 'poison' else 'retry'} {uuid}"  # a retry kills more workers
+    next_step = f"titanic retry {uuid}"
+    if kind == "poison":  # a retry kills more workers
+        next_step = f"titanic close {uuid}, or fix the task, then titanic retry {uuid}"
     return _why(kind, text + (f": {said}" if said else ""), next_step, until=row.finished_at)
 
 

@@ -163,7 +163,7 @@ def test_an_end(state: State, reason: str, kind: str, text: str) -> None:
     found = why(row(state, reason=reason, finished_at=NOW - 60_000_000))
     assert (found["kind"], found["text"], found["until"]) == (kind, text, NOW - 60_000_000)
     if kind == "poison":  # a retry would kill more workers
-        assert found["next"] == f"titanic show {UUID.hex()}"
+        assert found["next"] == f"titanic close {UUID.hex()}, or fix the task, then titanic retry {UUID.hex()}"
 
 
 def test_the_speed_of_a_service() -> None:
