@@ -2,8 +2,8 @@
 axe-core.
 
 Chromium is started once in a process, and only its shell: the windows of the whole cost more than the pages in them.
-Playwright's loop counts as running in the thread that uses it for as long as
-there is a browser; `at_work` says so only while a test uses it, so that others may have loops of their own.
+Playwright's loop counts as running in the thread that uses it for as long as there is a browser; `at_work` says so only
+while a test uses it, so that others may have loops of their own.
 """
 
 from __future__ import annotations

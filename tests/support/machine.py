@@ -192,7 +192,7 @@ def _suite() -> str:
 
 
 def _mirror(suite: str) -> str:
-    """Where this system's packages come from: apt needs a second to tell."""
+    """Where this system's packages come from: apt needs a second to find it."""
     form = ["--format", "$(REPO_URI) $(CODENAME)", "Created-By: Packages"]
     listed = subprocess.run(["apt-get", "indextargets", *form], capture_output=True, text=True, check=True).stdout
     return next(line.split()[0] for line in listed.splitlines() if line.split()[1:] == [suite])

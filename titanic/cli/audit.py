@@ -38,7 +38,8 @@ def audit(
     """List who closed, retried, changed, read or purged requests of others, paused services or changed their settings,
     or drained nodes, and when the server's access file or settings were reloaded; the newest first.
 
-    With access control, requires audit = true. Who edited a file is not known: its row has the server's system user.
+    With access control, requires audit = true. The editor of a file is not recorded: its row has the server's system
+    user.
 
     --json prints {acts: [{at, act, user, way, address, service, uuid, count, text}], refusals: [{at, address, count,
     user, action}], next}. Times are microseconds since 1970.

@@ -49,7 +49,7 @@ _SIEVE = 4096
 """Bits for the services of a minute."""
 
 _MOST_MINUTES = 8192
-"""Minutes whose services are remembered, at most, in some 5 MiB."""
+"""Minutes that are remembered, at most, in some 5 MiB."""
 
 RecordTest = Callable[[memoryview], bool]
 """Whether a record is wanted."""
