@@ -577,12 +577,13 @@ def test_other_workers_cannot_be_killed(
         words = [word.decode() for word in KNOWN_WORDS if word != KILLS]
         describe = mmi._DOCUMENTS[b"mmi.broker"]
         monkeypatch.setitem(mmi._DOCUMENTS, b"mmi.broker", lambda *args: {**describe(*args), "knows": words})
-    cancelled, handling = threading.Event(), threading.Event()
+    cancelled, handling, answered = (threading.Event() for _ in range(3))
 
     def handle(frames: list[bytes]) -> None:
         handling.set()
         until(lambda: current().cancelled)
         cancelled.set()
+        answered.wait(60)  # a worker that ended by itself before would not be named
 
     with with_broker(tmp_path, kind) as server, Client(server.endpoints[0], timeout=30) as client:
         if older:
@@ -598,6 +599,7 @@ def test_other_workers_cannot_be_killed(
             uuid = client.submit("echo", "x")
             assert handling.wait(60)
             done = titanic("close", "--kill", "--json", uuid, "--endpoint", server.endpoints[0])
+            answered.set()
             assert done.code == 1
             assert f"{uuid} is closed, but not killed: its worker cannot end it" in done.err
             assert done.json == {"uuids": [uuid], "not_killed": [uuid]}
