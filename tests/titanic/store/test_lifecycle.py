@@ -11,7 +11,7 @@ from support.store_facts import accept_all, load_of, state_of, waiting_in
 
 from titanic.errors import InvalidRequest, StoreFailed
 from titanic.store import NOTHING_SET, NewRequest, Outcome, Pending, ServiceSetting, State, Status, service_settings
-from titanic.store.lmdb import listing
+from titanic.store.lmdb import listing, opening
 from titanic.store.lmdb.store import LmdbStore
 from titanic.store.lmdb.tools import check
 from titanic.store.request import COLUMNS
@@ -552,24 +552,41 @@ def test_a_listing_with_time_finds_what_is_rare_at_once(store, monkeypatch):
 
 @pytest.mark.lmdb
 @pytest.mark.parametrize("newest", [False, True])
-def test_the_second_listing_of_a_service_skips_the_minutes_without_it(store, monkeypatch, newest):
+def test_a_listing_of_a_service_skips_the_minutes_without_it(tmp_path, monkeypatch, newest):
     monkeypatch.setattr(listing, "LOOKED_AT", 12)
+    monkeypatch.setattr(opening, "MOST_MINUTES", 6)
     uuids = []
-    for minute in range(5):
-        names = [b"many"] * 9 + [b"rare" if minute == 2 else b"many"]
-        uuids += accept(store, *[NewRequest(name, []) for name in names], now=NOW + minute * 66_000_000)
-    for uuid in uuids:
-        finish(store, uuid)
-    with store.read() as txn:
-        assert txn.select(service=b"rare", newest=newest).next is not None
-        for seconds in (60, 0):
+
+    def fill(store, *rare):
+        for minute in range(len(uuids) // 10, max(rare) + 3):
+            names = [b"rare" if minute in rare else b"many"] + [b"many"] * 9
+            uuids.extend(accept(store, *[NewRequest(name, []) for name in names], now=NOW + minute * 66 * SECOND))
+        for uuid in uuids:
+            finish(store, uuid)
+
+    def listed(store, seconds=0.0):
+        with store.read() as txn:
             page = txn.select(service=b"rare", newest=newest, seconds=seconds)
-            pages = page + (txn.select(service=b"rare", newest=newest, after=page.next) if page.next else [])
-            assert [row.uuid for row in pages] == [uuids[29]]
-    accept(store, NewRequest(b"rare", []), now=NOW + 4 * 66_000_000)  # this minute is not over
-    with store.read() as txn:
-        assert len(txn.select(service=b"rare", newest=newest, seconds=60)) == 2
-        assert len(txn.select(service=b"many", newest=newest, seconds=60)) == 49
+            rows = page + (txn.select(service=b"rare", newest=newest, after=page.next) if page.next else [])
+        return sorted(uuids.index(row.uuid) for row in rows)
+
+    with LmdbStore.open(tmp_path) as store:
+        fill(store, 2)
+        assert listed(store) == [20]  # noted when they were stored
+    with LmdbStore.open(tmp_path) as store:
+        with store.read() as txn:
+            assert txn.select(service=b"rare", newest=newest).next is not None
+        assert listed(store, 60) == [20]
+        assert listed(store) == [20]
+        uuids += accept(store, NewRequest(b"rare", []), now=NOW + 4 * 66 * SECOND)  # the minute is not over
+        assert listed(store) == [20, 50]
+    uuids.clear()
+    with LmdbStore.open(tmp_path / "more") as store:
+        fill(store, 1, 8)  # more minutes than are remembered
+        assert listed(store, 60) == [10, 80]
+    with LmdbStore.open_read_only(tmp_path / "more") as store:
+        for _ in range(2):
+            assert listed(store, 60) == [10, 80]
 
 
 @pytest.mark.parametrize("share", [0.2, 0.9])

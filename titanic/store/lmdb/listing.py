@@ -5,8 +5,8 @@ walked over until enough are found, 100,000 in some 50 ms. An index of ended req
 once, but each request would put a row into it and delete it again. Measured with such rows in another database, a life
 with 100 services takes 70 to 80 µs of the store's time instead of 70 when 50 requests share a commit, and 48 to 54
 instead of 41 to 46 when 500 do: every request would pay a tenth for listings that are rare. So a listing of a reader
-goes on for some time instead (`seconds`), and reads of each record only what decides; and the services of each minute
-are remembered once it was read (`_requests_of`): the next listing skips all minutes without its service.
+goes on for some time instead (`seconds`), reads of each record only what decides, and skips all minutes that are known
+not to have its service (minutes.py).
 """
 
 from __future__ import annotations
@@ -15,15 +15,13 @@ import heapq
 import struct
 import time
 from collections.abc import Callable, Collection, Iterator
-from functools import reduce
-from operator import or_
-from zlib import crc32
 
 import lmdb
 
 from titanic.store.lmdb import outcome_record, read, request_record
+from titanic.store.lmdb.minutes import beginning, minute_of
 from titanic.store.lmdb.outcome_record import expiry
-from titanic.store.lmdb.schema import odd_row, ready_prefix
+from titanic.store.lmdb.schema import ready_prefix
 from titanic.store.lmdb.transaction import Reading
 from titanic.store.records import Page
 from titanic.store.request import Description, values_of
@@ -41,15 +39,6 @@ _MOST_QUEUES = 4096
 
 _RARE = {State.FAILED, State.EXPIRED, State.CANCELLED}
 """Ends by which to choose first, and by service then."""
-
-_MINUTE = struct.Struct(">I")
-"""The beginning of an id, which ids of the same 65.5 s share (ids.py)."""
-
-_SIEVE = 4096
-"""Bits for the services of a minute."""
-
-_MOST_MINUTES = 8192
-"""Minutes that are remembered, at most, in some 5 MiB."""
 
 RecordTest = Callable[[memoryview], bool]
 """Whether a record is wanted."""
@@ -253,29 +242,24 @@ def _go(cursor: lmdb.Cursor[memoryview], after: bytes | None, newest: bool) -> b
 def _requests_of(
     tx: Reading, service: bytes, after: bytes | None, newest: bool, effort: _Effort
 ) -> Iterator[Candidate]:
-    """As `_records`, the requests of a service. Minutes that are known not to have it are skipped.
-
-    Requests leave a minute, but none comes to one that is over, as ids ascend: the services that it had when it was
-    read are all that it will ever have. They are kept as bits of the hashes of their names.
-    """
+    """As `_records`, the requests of a service. Minutes that are known not to have it are skipped, and the services of
+    those that are read from end to end are remembered."""
     cursor, minutes, is_wanted = tx.raw.cursor(tx.db.requests), tx.environment.minutes, _service_test(service)
-    now = _minute_of(cursor.key()) if cursor.last() else None
-    own, step, is_whole = _bit(service), min(_STEP, LOOKED_AT), after is None
+    step, is_whole = min(_STEP, LOOKED_AT), after is None
     there = _go(cursor, after, newest)
     while there:
-        minute = _minute_of(cursor.key())
-        bits = minutes.get(minute)
-        if bits is not None and not bits & own:
+        minute = minute_of(cursor.key())
+        if minutes.lacks(minute, service):
             effort.rows += 1
             yield bytes(cursor.key()), False
-            there = _go(cursor, _MINUTE.pack(*minute) + (b"" if newest else b"\xff" * SIZE), newest)
+            there = _go(cursor, beginning(minute) + (b"" if newest else b"\xff" * SIZE), newest)
             is_whole = True
             continue
-        services = set[bytes]() if bits is None and is_whole and minute != now else None
+        services = set[bytes]() if is_whole and not minutes.knows(minute) else None
         is_met = is_wanted  # whether a record is of the service that was met last
         there = False
         for uuid, record in cursor.iterprev() if newest else cursor.iternext():
-            if _minute_of(uuid) != minute:
+            if minute_of(uuid) != minute:
                 there = is_whole = True
                 break
             effort.rows += 1
@@ -287,21 +271,7 @@ def _requests_of(
             elif not effort.rows % step:
                 yield bytes(uuid), False
         if services is not None:
-            while len(minutes) >= _MOST_MINUTES:
-                minutes.pop(next(iter(minutes)), None)
-            minutes[minute] = reduce(or_, map(_bit, services))
-
-
-def _minute_of(uuid: memoryview) -> tuple[int, ...]:
-    """The minute of an id. Raises StoreCorrupt when it is too short."""
-    if len(uuid) < _MINUTE.size:
-        raise odd_row("requests", uuid, uuid)
-    return _MINUTE.unpack_from(uuid)
-
-
-def _bit(service: bytes) -> int:
-    """The bit of a service among those of a minute."""
-    return 1 << crc32(service) % _SIEVE
+            minutes.learn(minute, services)
 
 
 def _service_test(service: bytes) -> RecordTest:

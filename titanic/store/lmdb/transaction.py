@@ -20,6 +20,7 @@ from titanic.errors import DiskFull, StoreCorrupt, StoreError, StoreFailed
 from titanic.store.lmdb import outcome_record, request_record, schema
 from titanic.store.lmdb.capacity import CHARGE, StoreRoom, divide_disk
 from titanic.store.lmdb.disk import largest_file, room_on_disk, translate
+from titanic.store.lmdb.minutes import ServicesByMinute
 from titanic.store.lmdb.outcome_record import RetryRecord
 from titanic.store.lmdb.readers import Readers
 from titanic.store.lmdb.record import Ref, blob_id_of, blob_key, blob_rows, grave_key, read_blob
@@ -47,8 +48,7 @@ class Pace:
 
 
 class Environment(NamedTuple):
-    """An open LMDB environment with all that its transactions share. `minutes`: what is known of the services of
-    requests, by the beginnings of their ids (listing.py)."""
+    """An open LMDB environment with all that its transactions share."""
 
     env: lmdb.Environment
     file: Path
@@ -58,7 +58,7 @@ class Environment(NamedTuple):
     ids: IdMaker
     pace: Pace
     readers: Readers
-    minutes: dict[tuple[int, ...], int]
+    minutes: ServicesByMinute
 
 
 class Reading:
