@@ -118,22 +118,46 @@ class RecordCorrupt(StoreError):
         self.database = database
 
 
+def disk_trouble(path: str, free: int | None) -> tuple[str, str, str]:
+    """What is wrong while `titanic.stats` reports `disk_full`, the fact, and what to do. `free`: bytes that the disk of
+    the store has left; None: the store was deleted."""
+    if free is None:
+        fact = "the server has the deleted file open, and what it stored now would be lost"
+        return f"the store in {path} was deleted", fact, "stop the server and restore a backup"
+    fact = f"{free / (1 << 20):.1f} MiB are free on it"
+    return f"the disk of the store in {path} is full", fact, "free disk space: replies and closing need some, too"
+
+
 class StoreFull(StoreError):
     """No room for new requests, or for a large reply.
 
-    `used`, `capacity` and `needed` (of the whole batch) are bytes; what is kept back for replies and for closing
-    counts as used. `fitting` says how many of the batch's requests, counted from its start, would have fitted. `disk`
-    is the store's directory when its disk has no room for the capacity; then `capacity` is what it has room for.
+    `used`, `kept` (back for replies and for closing), `capacity` and `needed` (of the whole batch) are bytes. `fitting`
+    says how many of the batch's requests, counted from its start, would have fitted. `disk` is the store's directory
+    when its disk has no room for the capacity, but `free` bytes (None: the store was deleted); then `capacity` is what
+    it has room for.
     """
 
-    def __init__(self, used: int, capacity: int, needed: int = 0, fitting: int = 0, disk: str = "") -> None:
-        super().__init__(
-            f"the disk of the store in {disk} is full" if disk else "the store is full",
-            f"{used} of {capacity} bytes are used" + (f", {needed} more are needed" if needed else ""),
-            "try again when requests have been closed, or " + ("make room on it" if disk else "raise the capacity"),
-        )
+    def __init__(
+        self,
+        used: int,
+        capacity: int,
+        needed: int = 0,
+        fitting: int = 0,
+        *,
+        kept: int = 0,
+        disk: str = "",
+        free: int | None = 0,
+    ) -> None:
+        what, fact, advice = disk_trouble(disk, free) if disk else ("the store is full", "", "raise the capacity")
+        if free is not None:
+            fact += f"{fact and ', '}{used} of {capacity} bytes are used"
+            fact += f", {kept} are kept back for replies and closing" if kept else ""
+            fact += f", {needed} more are needed" if needed else ""
+            advice = f"try again when requests have been closed, or {advice}"
+        super().__init__(what, fact, advice)
         self.disk = disk
         self.used = used
+        self.kept = kept
         self.capacity = capacity
         self.needed = needed
         self.fitting = fitting

@@ -44,7 +44,6 @@ from titanic.facts.service_health import (
     outcomes,
     run_times,
 )
-from titanic.protocol.answers import DISK_FULL, FREE_DISK
 from titanic.store import library_version
 from titanic.util import ids
 from titanic.util.files import IN_MEMORY, file_system
@@ -209,8 +208,8 @@ class Doctor:
         code, problems = judge(found, self._reach.timeout, None, None)
         for problem in problems:
             advice = "titanic status shows what fills it" if "full" in problem or "space" in problem else ""
-            if problem == DISK_FULL:  # other files fill it, perhaps
-                advice = f"{FREE_DISK}, at {found.document['store']['path']}"
+            if found.document["disk_full"] and problem is problems[0]:  # other files fill it, perhaps
+                problem, _, advice = problem.rpartition("; ")
             self._add("server", problem, advice, ok=False)
         if not code:
             several = "one of " if len(self._reach.endpoint) > 1 else ""

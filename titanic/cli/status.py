@@ -18,9 +18,8 @@ from titanic.cli.options import GroupedCommand, command, endpoint, json_flag, op
 from titanic.cli.printing import age, print_json, print_table, say, size
 from titanic.cli.store_files import Files, open_source, source_options
 from titanic.client.client import Client
-from titanic.errors import RequestError, TimedOut, TitanicError
+from titanic.errors import RequestError, TimedOut, TitanicError, disk_trouble
 from titanic.facts.service_health import HOUR, LATELY, RECENTLY, RunTimes, run_times
-from titanic.protocol.answers import DISK_FULL
 from titanic.protocol.documents import Percentiles, WorkerInfo
 from titanic.store import PINS_MUCH
 from titanic.util.text import counted, duration, is_url, limit_texts, printable
@@ -54,7 +53,9 @@ def status(as_json: bool, watch: float | None, **where: Any) -> None:
                      archived
     durability       "synced", "relaxed" or "memory": see titanic serve --help
     accepting        whether there is space for a small request
-    disk_full        whether the store's disk is full
+    disk_full        whether the store's disk is full, or the store deleted
+    disk_free        bytes that the store's disk has left; null: the store
+                     was deleted, or is in a database
     full_in          seconds until the store is full at the rate of the
                      last hour; null: not filling, or not known yet
     refuses_for_room whether a request was refused in the last minute for
@@ -151,7 +152,7 @@ def _watch(every: float, as_json: bool, where: dict[str, Any]) -> None:
 def _show(document: dict[str, Any], before: tuple[float, dict[str, Any]] | None = None, now: float = 0.0) -> None:
     store, running, done = document["store"], document.get("running", 0), document.get("since_start")
     if document.get("disk_full", False):
-        full = f"; {DISK_FULL}"
+        full = f"; {'; '.join(disk_trouble(store['path'], document['disk_free']))}"
     else:
         full = "" if document.get("accepting", True) else "; it is full"
     durability = document.get("durability", "synced")
@@ -487,7 +488,7 @@ def judge(found: Observation, timeout: float, max_waiting: int | None, max_age: 
     waiting, oldest = found.waiting or 0, found.oldest
     full, warnings = [], []
     if found.document["disk_full"]:
-        full.append(DISK_FULL)
+        full.append("; ".join(disk_trouble(found.document["store"]["path"], found.document["disk_free"])))
     elif not found.document["accepting"]:
         full.append("the store is full")
     elif found.document.get("refuses_for_room"):

@@ -26,12 +26,6 @@ from titanic.util.text import counted, duration, one_line
 
 BODY_GONE = "its body was deleted, by keep_body"
 
-DISK_FULL = "the disk of the store is full, or the store was deleted"
-"""What is wrong while `titanic.stats` reports `disk_full`."""
-
-FREE_DISK = "free space, or restore a backup"
-"""What to do about it."""
-
 
 def lacks_body(row: RequestInfo) -> bool:
     """Whether the request failed or expired, and cannot be retried because its body is gone."""

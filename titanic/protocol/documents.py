@@ -395,6 +395,8 @@ class Stats(TypedDict):
     accepting: bool
     """Whether new requests are taken."""
     disk_full: bool
+    disk_free: int | None
+    """Bytes that the store's disk has left; None: the store was deleted, or is in a database."""
     full_in: float | None
     """Seconds until the store is full at the rate of the last hour; None: it does not fill, or it is not known yet."""
     refuses_for_room: bool

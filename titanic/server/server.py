@@ -27,11 +27,10 @@ from titanic import cluster
 from titanic.commit.writer import Write, Writer
 from titanic.dispatch.deliveries import Deliveries, DeliveryNotes
 from titanic.dispatch.dispatcher import Dispatcher
-from titanic.errors import StoreFailed, TitanicError
+from titanic.errors import StoreFailed, TitanicError, disk_trouble
 from titanic.facts.audit import Act, Audit, AuditWrite, system_origin
 from titanic.facts.closed_steps import ClosedSteps
 from titanic.protocol import tsp
-from titanic.protocol.answers import DISK_FULL, FREE_DISK
 from titanic.server.front import LAST, Front, IntegratedFront
 from titanic.server.server_access import ServerAccess
 from titanic.server.snapshot import (
@@ -66,12 +65,6 @@ log = logging.getLogger(__name__)
 
 RELOAD_SECONDS = 10.0
 """Maximum time that `reload` waits until the broker's loop applies the new access file."""
-
-SHORTAGES = {
-    "store": "the store is full; close requests, or raise its capacity",
-    "disk": f"{DISK_FULL}; {FREE_DISK}",
-}
-
 
 ENDING = "shutting down: try again in a moment"
 """The answer to new requests during the shutdown."""
@@ -407,8 +400,11 @@ class Server:
             if not self.store.remote:
                 raise
             return {"database": str(error)}
-        found = {"store": space.full, "disk": space.disk_full}
-        return {name: SHORTAGES[name] for name in found if found[name]}
+        found = {"store": "the store is full; close requests, or raise its capacity"} if space.full else {}
+        if space.disk_full:
+            what, _, advice = disk_trouble(self.store.place, space.disk_free)  # a number would be logged as it changes
+            found["disk"] = f"{what}; {advice}"
+        return found
 
     def reload(self, config: ServerConfig) -> None:
         """Apply the LIVE settings of `config` and the access file; the others stay. Raises broker.AccessError for a

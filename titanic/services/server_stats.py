@@ -86,6 +86,7 @@ def answer(
         "durability": store.durability,
         "accepting": not (space.disk_full or space.full),
         "disk_full": space.disk_full,
+        "disk_free": space.disk_free,
         "full_in": context.fill_rate.full_in(now, transaction),
         "refuses_for_room": lately and transaction.room_left() < counts.capacity * REFUSING_FREE_SHARE,
         "since_start": {**since_start},

@@ -157,11 +157,13 @@ class Space(NamedTuple):
     """The room for new requests.
 
     `full`: there is none for a small request, even after dropping all closed requests that may be dropped. `disk_full`:
-    the disk has no room for what the store is to write next.
+    the disk has no room for what the store is to write next, or the store was deleted. `disk_free`: bytes that its disk
+    has left; None: deleted, or unknown.
     """
 
     full: bool
     disk_full: bool
+    disk_free: int | None = None
 
 
 PINS_MUCH = 0.1

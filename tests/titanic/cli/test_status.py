@@ -9,6 +9,7 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
 from support.cli_titanic import Running, here, running, serving
 from support.each import each
 from support.serving import serving as server_here
@@ -150,16 +151,17 @@ def test_health_of_a_full_store(tmp_path: Path) -> None:
 
 
 def test_health_of_a_store_that_was_deleted(tmp_path: Path) -> None:
-    """It cannot be told from a disk without room, so all name both, in the same words."""
     with serving(tmp_path) as (_, endpoint):
         assert here("health", *at_leisure(endpoint)).code == 0
         shutil.rmtree(tmp_path / "store")
         bad = here("health", *at_leisure(endpoint))
-        text = "the disk of the store is full, or the store was deleted"
+        fact = "the server has the deleted file open, and what it stored now would be lost"
+        text = f"the store in {tmp_path / 'store'} was deleted; {fact}; stop the server and restore a backup"
         assert (bad.code, bad.out) == (2, f"critical: {text}\n".encode())
         assert f"; {text}\n".encode() in here("status", "--endpoint", endpoint).out
-        advice = f"{text}; free space, or restore a backup, at {tmp_path / 'store'}\n"
-        assert advice.encode() in here("doctor", *at_leisure(endpoint)).out
+        assert f"problem  server: {text}\n".encode() in here("doctor", *at_leisure(endpoint)).out
+        with Client(endpoint) as client, pytest.raises(Refused, match=f"^not stored: {text}$"):
+            client.submit("echo", "x")
 
 
 def test_health_of_one_who_is_slow() -> None:

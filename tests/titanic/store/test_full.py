@@ -93,9 +93,10 @@ def test_a_full_store_says_how_full_it_is(store):
         accept(store, NewRequest(b"echo", [bytes(500_000)]))
     full = raised.value
     assert LIMIT * 0.95 < counts(store).used <= LIMIT
-    assert counts(store).used < full.used <= full.capacity == CAPACITY
+    assert counts(store).used <= full.used < LIMIT, "without what is kept back"
+    assert full.kept == CAPACITY - LIMIT
     assert 500_000 < full.needed < 515_000
-    assert full.used + full.needed > full.capacity
+    assert full.used + full.kept + full.needed > full.capacity == CAPACITY
     assert full.fitting == 0
 
 

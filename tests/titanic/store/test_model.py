@@ -173,7 +173,7 @@ class StoreMachine(RuleBasedStateMachine):
             refused = None
         if refused:
             assert refused.__cause__ is None
-            assert refused.used + refused.needed > CAPACITY
+            assert refused.used + refused.kept + refused.needed > CAPACITY
             return multiple()
         fresh = [one.uuid for one in made if one.new]
         assert fresh == sorted(fresh)

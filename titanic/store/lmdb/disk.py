@@ -35,7 +35,7 @@ from pathlib import Path
 
 import lmdb
 
-from titanic.errors import DiskFull, NotInMemory, StoreCorrupt, StoreError, StoreFailed, StoreFull
+from titanic.errors import DiskFull, NotInMemory, StoreCorrupt, StoreError, StoreFailed, StoreFull, disk_trouble
 from titanic.store.lmdb.pages import SALVAGE
 from titanic.store.lmdb.schema import PAGE
 from titanic.store.records import Durability
@@ -120,8 +120,8 @@ def translate(error: lmdb.Error | OSError, env: lmdb.Environment, capacity: int)
     if isinstance(error, lmdb.PanicError):
         return StoreFailed(f"the store in {env.path()} must be opened again", str(error), "restart; check the disk")
     if full := disk_full(error, Path(env.path())):
-        what = f"the disk of the store in {env.path()} is full"
-        return DiskFull(what, full, "the transaction was rolled back; free disk space")
+        what, fact, advice = disk_trouble(env.path(), room_on_disk(Path(env.path())))
+        return DiskFull(what, f"{full}, {fact}", f"the transaction was rolled back; {advice}")
     return StoreFailed(
         f"the store in {env.path()} failed", str(error), "the transaction was rolled back; check the disk"
     )
@@ -161,9 +161,12 @@ def _ask_for_room(directory: Path) -> str:
     return ""
 
 
-def room_on_disk(path: Path) -> int:
-    """Bytes that the disk has for files there."""
-    found = os.statvfs(path)
+def room_on_disk(file: Path) -> int | None:
+    """Bytes that the disk of the store's file has left. None: the file was deleted, or cannot be reached."""
+    try:
+        found = os.statvfs(file)
+    except OSError:
+        return None
     return found.f_bavail * found.f_frsize
 
 
@@ -171,17 +174,15 @@ def largest_file(file: Path) -> int:
     """To how many bytes the store's file may grow for all that its disk has; very many when that is unknown. None when
     it was deleted: what was accepted now would end with this process."""
     try:
-        return file.stat().st_blocks * 512 + room_on_disk(file)
+        return file.stat().st_blocks * 512 + (room_on_disk(file) or 0)
     except FileNotFoundError:
         return 0
     except OSError:
         return sys.maxsize
 
 
-def is_still_refused(directory: Path, refused: int) -> bool:
+def is_still_refused(file: Path, refused: int) -> bool:
     """Whether the disk, which had this room when it refused a transaction, is likely to refuse the next one: more may
     have been wanted than there was, or a quota was in the way."""
-    try:
-        return room_on_disk(directory) < refused + ENOUGH or bool(_ask_for_room(directory))
-    except OSError:
-        return False
+    free = room_on_disk(file)
+    return free is None or free < refused + ENOUGH or bool(_ask_for_room(file.parent))

@@ -14,6 +14,7 @@ from titanic.errors import RecordCorrupt, StoreFull
 from titanic.store.attempt_history import CLOSED, closed_history_key
 from titanic.store.lmdb import closed_record
 from titanic.store.lmdb.closed_ring import charged_since, closed_range, end_charges, kept
+from titanic.store.lmdb.disk import room_on_disk
 from titanic.store.lmdb.facts import facts, put_facts
 from titanic.store.lmdb.record import blob_id_of, blob_key
 from titanic.store.lmdb.schema import PAGE, SETTLED_KEY, U32, closed_key, sequence_of, unpack
@@ -81,7 +82,8 @@ def refusal(tx: Writing, needed: int, limit: int, fitting: int = 0) -> StoreFull
     disk = "" if tx.room is tx.environment.room else str(tx.environment.env.path())
     if tx.pinned and taken - tx.pinned + needed <= limit:
         tx.environment.readers.refused()
-    return StoreFull(capacity - limit + taken, capacity, needed, fitting, disk)
+    free = room_on_disk(tx.environment.file) if disk else 0
+    return StoreFull(taken, capacity, needed, fitting, kept=capacity - limit, disk=disk, free=free)
 
 
 def could_fit(tx: Writing, needed: int, limit: int) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Container, Sequence
-from pathlib import Path
 
 from titanic.errors import RecordCorrupt
 from titanic.protocol.submit_options import MAX_KEY
@@ -11,7 +10,7 @@ from titanic.store import service_settings
 from titanic.store.lmdb import outcome_record, request_record, schema
 from titanic.store.lmdb.capacity import StoreRoom
 from titanic.store.lmdb.closed_ring import charges_to_end, oldest_closing
-from titanic.store.lmdb.disk import ENOUGH, is_still_refused
+from titanic.store.lmdb.disk import ENOUGH, is_still_refused, room_on_disk
 from titanic.store.lmdb.free_space import can_make_way, droppable
 from titanic.store.lmdb.outcome_record import expiry
 from titanic.store.lmdb.record import verify
@@ -198,7 +197,7 @@ def counts(tx: Reading) -> Counts:
 
 
 def space(tx: Reading) -> Space:
-    return Space(_is_full(tx, tx.environment.room), _is_disk_full(tx))
+    return Space(_is_full(tx, tx.environment.room), _is_disk_full(tx), room_on_disk(tx.environment.file))
 
 
 def room_left(tx: Reading) -> int:
@@ -207,9 +206,8 @@ def room_left(tx: Reading) -> int:
 
 def _is_disk_full(tx: Reading) -> bool:
     """Whether the disk has no room for a small request, or refused what was written last."""
-    directory, refused = Path(tx.environment.env.path()), tx.environment.pace.disk_refused
-    if refused is not None:
-        return is_still_refused(directory, refused)
+    if (refused := tx.environment.pace.disk_refused) is not None:
+        return is_still_refused(tx.environment.file, refused)
     room = tx.room
     return room is not tx.environment.room and (room.capacity - tx.used() < ENOUGH or _is_full(tx, room))
 

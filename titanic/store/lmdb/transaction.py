@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -208,8 +207,7 @@ class Writing(Reading):
         if isinstance(found, StoreFailed):
             self.environment.pace.failed = True
         if isinstance(found, DiskFull):
-            with suppress(OSError):
-                self.environment.pace.disk_refused = room_on_disk(self.environment.file)
+            self.environment.pace.disk_refused = room_on_disk(self.environment.file)
         return found
 
     # -- rows and blobs --------------------------------------------------------------------------------------

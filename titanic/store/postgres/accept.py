@@ -310,12 +310,12 @@ def _expect_room(tx: PostgresWriting, needs: list[int], keys: _Keys) -> None:
     for name in keys.new:
         wanted = keys.wanted[name]
         needs[wanted.first] += KEY + SIZE * wanted.requests
-    needed, limit = sum(needs), tx.writer.quota.accept
+    needed, limit, capacity = sum(needs), tx.writer.quota.accept, tx.writer.quota.capacity
     if not needed or make_room(tx, needed, limit):
         return
     used = tx.used()
     fitting = sum(1 for _ in takewhile((limit - used).__ge__, accumulate(needs)))
-    raise StoreFull(used + tx.writer.quota.capacity - limit, tx.writer.quota.capacity, needed, fitting)
+    raise StoreFull(used, capacity, needed, fitting, kept=capacity - limit)
 
 
 def _note(

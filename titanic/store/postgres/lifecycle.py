@@ -87,7 +87,7 @@ def finish(
     size = sizes(frames)
     quota = tx.writer.quota
     if size and not make_room(tx, size + REPLY, quota.reply):
-        raise StoreFull(tx.used() + quota.capacity - quota.reply, quota.capacity, size)
+        raise StoreFull(tx.used(), quota.capacity, size, kept=quota.capacity - quota.reply)
     _end(tx, one, status, frames, attempts, dispatched_at, finished_at, shortened(reason))
     return True
 
@@ -206,8 +206,9 @@ def change(
     if body is not None:
         frames, size = len(body), sum(map(len, body))
     more = fields_size(one, frames, size) - one.size
-    if more > 0 and not make_room(tx, more, tx.writer.quota.accept):
-        raise StoreFull(tx.used() + tx.writer.quota.capacity - tx.writer.quota.accept, tx.writer.quota.capacity, more)
+    quota = tx.writer.quota
+    if more > 0 and not make_room(tx, more, quota.accept):
+        raise StoreFull(tx.used(), quota.capacity, more, kept=quota.capacity - quota.accept)
     own = Raw(uuid)
     place = Raw(one.service), 9 - one.priority, own, own
     content = None if body is None else [*body], frames, size

@@ -9,12 +9,13 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from titanic.aio import Client
+from titanic.errors import disk_trouble
 from titanic.facts.service_health import (
     POISON,
     RECENTLY,
@@ -22,7 +23,6 @@ from titanic.facts.service_health import (
     is_slow,
     outcomes,
 )
-from titanic.protocol.answers import DISK_FULL, FREE_DISK
 from titanic.protocol.documents import FactsInfo, Filling, NodeInfo, RequestInfo, ServiceFacts, StoreStats
 from titanic.web.app_state import app_state, visitor_of
 from titanic.web.pages.forms import NotPermitted, unless_forbidden
@@ -179,7 +179,7 @@ def assess(
     stats, store = sample.stats, sample.stats["store"]
     critical, warnings = list[Markup](), list[Markup]()
     if stats["disk_full"]:
-        critical.append(f"{sentence(DISK_FULL)} New requests are rejected: {FREE_DISK}." + FILLED)
+        critical.append(escape(disk_note(stats)) + FILLED)
     elif not stats["accepting"] or stats.get("refuses_for_room"):
         text = "The store is full, so new requests are rejected. Delete ended requests or raise --capacity."
         critical.append(text + FILLED)
@@ -218,6 +218,12 @@ def assess(
             warnings.append(Markup(text).format(Markup(", ").join(map(_link, named[:NAMED])) + more))
     level = "critical" if critical else "warning" if warnings else "good"
     return QueueHealth(level, critical + warnings, worst, [one.name for one in paused[:NAMED]])
+
+
+def disk_note(stats: Mapping[str, Any]) -> str:
+    """Why the disk takes nothing, and what to do."""
+    what, fact, advice = disk_trouble(stats["store"]["path"], stats["disk_free"])
+    return f"{sentence(what)} {sentence(fact)} New requests are rejected: {sentence(advice)}"
 
 
 def _link(named: tuple[str, str, str]) -> Markup:
@@ -259,8 +265,7 @@ async def store(request: Request) -> Response:
         missing=[one for one in (sample, nodes, archive) if isinstance(one, NotPermitted)],
         durability=DURABILITY.get(stats["durability"], "") if stats else "",
         database=path.startswith(("postgresql:", "postgres:")),
-        disk_full=DISK_FULL,
-        free_disk=FREE_DISK,
+        disk_note=disk_note(stats) if stats and stats["disk_full"] else "",
     )
 
 

@@ -115,14 +115,15 @@ def test_a_service_that_became_slow_needs_attention(http: httpx.Client, server: 
 
 
 def sampled(**stats: Any) -> StatsSample:
-    known = {"disk_full": False, "accepting": True, "store": {"capacity": 100, "used": 1}}
+    known = {"disk_full": False, "accepting": True, "store": {"capacity": 100, "used": 1, "path": "/s"}}
     return StatsSample(time.time(), known | stats, {}, 0.1)
 
 
 @pytest.mark.parametrize(
     ("stats", "text"),
     [
-        ({"disk_full": True}, "The disk of the store is full, or the store was deleted. New requests"),
+        ({"disk_full": True, "disk_free": 3 << 19}, "The disk of the store in /s is full. 1.5 MiB are free on it. New"),
+        ({"disk_full": True, "disk_free": None}, "The store in /s was deleted. The server has the deleted file open,"),
         ({"accepting": False}, "The store is full"),
         ({"refuses_for_room": True}, "The store is full"),
     ],
