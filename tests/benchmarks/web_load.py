@@ -1,12 +1,14 @@
 """What `titanic web` costs with many requests stored and many who look: pages in milliseconds, memory, the rate.
 
     python -m benchmarks.web_load --requests 1000000 --services 1000 --viewers 50 --minutes 60
+    python -m benchmarks.web_load --requests 1000 --services 1000 --errors 900000
 
 A server and a gateway run as processes of their own, with a store in a temporary folder. Requests are stored for all
-services, a tenth of them done, some failed. Then each page is asked for while the viewers watch: each has an event
-stream, and fetches one page after another. They are a process of their own. The queue's rate is that of requests that
-are submitted, echoed and closed in rounds, in turns with and without the viewers; beside it stands what each process
-uses of the processors. With `--minutes` they go on looking for so long, and memory is told every five.
+services, some thousands are done or have failed, and `--errors` failed with a text of their own each. Then each page is
+asked for while the viewers watch: each has an event stream, and fetches one page after another. They are a process of
+their own. The queue's rate is that of requests that are submitted, echoed and closed in rounds, in turns with and
+without the viewers; beside it stands what each process uses of the processors. With `--minutes` they go on looking for
+so long, and memory is told every five.
 """
 
 from __future__ import annotations
@@ -47,8 +49,13 @@ def failing(frames: list[bytes]) -> list[bytes]:
     return frames
 
 
-def fill(client: Client, endpoint: str, requests: int, services: int) -> None:
-    """Store them, and have some executed, of which every tenth fails."""
+def erring(frames: list[bytes]) -> list[bytes]:
+    """Each fails, with an error that no other has: letters, since numbers in errors are folded."""
+    raise Failed("no " + frames[0].decode().translate(dict(zip(b"0123456789", "abcdefghij", strict=True))))
+
+
+def fill(client: Client, endpoint: str, requests: int, services: int, errors: int) -> None:
+    """Store them, and have some executed, of which every tenth fails; then those that fail with errors of their own."""
     each = requests // services
     for number in range(services):
         client.submit_many(f"s{number}", [b"%d" % one for one in range(each)], unique=False)
@@ -56,7 +63,13 @@ def fill(client: Client, endpoint: str, requests: int, services: int) -> None:
         uuids = client.submit_many("ended", [b"%d" % one for one in range(10_000)], max_attempts=1)
         for _ in client.replies(uuids, timeout=600):
             pass
-    print(f"{requests:,} requests wait for {services:,} services, {len(uuids):,} have ended", flush=True)
+    with Worker(b"erring", erring, endpoint, jobs=64):
+        for first in range(0, errors, 10_000):
+            bodies = [b"%d" % number for number in range(first, min(errors, first + 10_000))]
+            for _ in client.replies(client.submit_many("erring", bodies, max_attempts=1), timeout=600):
+                pass
+    ended = len(uuids) + errors
+    print(f"{requests:,} requests wait for {services:,} services, {ended:,} have ended", flush=True)
 
 
 @dataclass
@@ -194,6 +207,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name, default in (
         ("requests", 100_000),
         ("services", 100),
+        ("errors", 0),
         ("viewers", 50),
         ("rounds", 3),
         ("count", 5000),
@@ -209,7 +223,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         web = ("web", "--endpoint", endpoint, "--bind", f"127.0.0.1:{PORT}", "--timeout", "60")
         gateway = stack.enter_context(Process("-m", "titanic", *web, output=output))
         client = stack.enter_context(Client(endpoint, timeout=60))
-        fill(client, endpoint, chosen.requests, chosen.services)
+        fill(client, endpoint, chosen.requests, chosen.services, chosen.errors)
         stack.enter_context(Worker(b"rate", list, endpoint, jobs=64))
         pids = {"server": server.pid, "gateway": gateway.pid, "client and worker": getpid()}
         measure(client, chosen.viewers, chosen.rounds, chosen.count, pids)
