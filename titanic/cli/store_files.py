@@ -19,14 +19,10 @@ from titanic.cli.endpoint import EndpointReach
 from titanic.cli.options import CONNECTION, FOLDER, PATIENCE, STORE, Decorator, key_options, option, reaching, together
 from titanic.client.client import Client
 from titanic.errors import StoreUnwritable
-from titanic.facts import set_service
 from titanic.protocol.answers import check, unknown
 from titanic.protocol.documents import NodeInfo, RequestInfo
 from titanic.protocol.tsp import Frames
-from titanic.services import list_requests, nodes, server_stats
-from titanic.services.named_services import NamedServices
 from titanic.settings import ServerConfig
-from titanic.store import Outcome, open_read_only
 
 OFFLINE = "Without a server"
 
@@ -73,9 +69,12 @@ def open_source(*, offline: bool, store: Path | str, reach: EndpointReach) -> Cl
 
 
 class Files:
-    """Answers like a `titanic.Client`, from the files alone."""
+    """Answers like a `titanic.Client`, from the files alone. What it imports in its methods takes as long to load as a
+    command that asks a server."""
 
     def __init__(self, path: Path | str) -> None:
+        from titanic.store import open_read_only
+
         if isinstance(path, Path):
             expect_readable(path)
         self._store = open_read_only(path)
@@ -88,6 +87,10 @@ class Files:
 
     def stats(self, *, filled_by: bool = False) -> dict[str, Any]:
         """What is stored and what waits."""
+        from titanic.facts import set_service
+        from titanic.services import server_stats
+        from titanic.services.named_services import NamedServices
+
         with self._store.read() as transaction:
             settings = transaction.service_settings()
             named = NamedServices(step=sys.maxsize).choose(transaction, settings, settings)
@@ -99,14 +102,18 @@ class Files:
 
     def nodes(self) -> builtins.list[NodeInfo] | None:
         """The nodes that share the store; None: it is a directory."""
+        from titanic.services.nodes import listed
+
         if not self._store.remote:
             return None
         with self._store.read() as transaction:
-            found: builtins.list[NodeInfo] = nodes.listed(transaction, None)["nodes"]
+            found: builtins.list[NodeInfo] = listed(transaction, None)["nodes"]
             return found
 
     def list(self, **options: Any) -> tuple[list[RequestInfo], str | None]:
         """A page of what is stored, as `Client.list`."""
+        from titanic.services import list_requests
+
         with self._store.read() as transaction:
             paused = {name for name, one in transaction.service_settings().items() if one.paused}
             asked, shared, now_us = [json.dumps(options).encode()], self._store.remote, self._store.now_us()
@@ -123,6 +130,8 @@ class Files:
 
     def find(self, keys: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
         """As `Client.find`."""
+        from titanic.services import list_requests
+
         with self._store.read() as transaction:
             asked = [json.dumps({"keys": [*keys]}).encode()]
             document = json.loads(check(list_requests.answer(transaction, asked, None, shared=self._store.remote))[0])
@@ -141,6 +150,8 @@ class Files:
 
     def last_words(self, uuid: str) -> Frames:
         """What a worker said when a request failed for good."""
+        from titanic.store import Outcome
+
         with self._store.read() as transaction:
             outcome = transaction.reply(bytes.fromhex(uuid))
         return outcome.frames if isinstance(outcome, Outcome) else []
