@@ -40,7 +40,7 @@ MAX_SERVICE = 255
 
 RESERVED = ("titanic.", "mmi.", "web.")
 """Prefixes of services that no pattern matches by chance: those of this software. Users that may submit to `web.`
-can send signed events to web hooks."""
+can send signed events to webhooks."""
 
 
 class Permission(Enum):

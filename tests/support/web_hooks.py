@@ -1,4 +1,4 @@
-"""A receiver of web hooks on the loopback interface, and what delivers them."""
+"""A receiver of webhooks on the loopback interface, and what delivers them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Receiver:
 
 
 class Hooks:
-    """Delivers web hooks in a thread, and keeps some."""
+    """Delivers webhooks in a thread, and keeps some."""
 
     def __init__(self, endpoint: str) -> None:
         self.endpoint = endpoint

@@ -33,7 +33,7 @@ STAFF = {
     },
 }
 """Users besides those that are tried: whose requests others want, a worker, who looks what has become of it, and who
-delivers web hooks."""
+delivers webhooks."""
 
 
 @dataclass

@@ -60,7 +60,7 @@ EVENTS = (
     ("no-key", "`titanic web` lacks the key of a user with valid credentials"),
     (
         "hooks-user",
-        "web hooks are not delivered: the server does not answer, or the hooks user may not deliver hooks; or"
+        "webhooks are not delivered: the server does not answer, or the hooks user may not deliver hooks; or"
         " delivery resumed",
     ),
     (

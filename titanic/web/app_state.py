@@ -95,9 +95,9 @@ class AppState:
         self.answers = AnswerCounts()
         self.bodies = UserQuota("bytes of bodies", most, most if self.identity.is_open else most // 2)
         self.hooks: Registry | None = None
-        """The web hooks, while they are delivered."""
+        """The webhooks, while they are delivered."""
         self.running = False
-        """Whether files are refreshed and web hooks delivered."""
+        """Whether files are refreshed and webhooks delivered."""
         self.ending = asyncio.Event()
         """Set when this process is shutting down; calls that wait for a reply then return."""
         self.reload = threading.Event()

@@ -76,9 +76,9 @@ class WebSettings:
         most=100_000,
         option="max_connections",
     )
-    hooks: bool = setting(False, "Register and deliver web hooks.")
-    hooks_user: str | None = setting(None, "With `access`: user that delivers web hooks.", otherwise="none")
-    hooks_allow: tuple[Network, ...] = setting((), "Private network that web hooks may reach, besides the Internet.")
+    hooks: bool = setting(False, "Register and deliver webhooks.")
+    hooks_user: str | None = setting(None, "With `access`: user that delivers webhooks.", otherwise="none")
+    hooks_allow: tuple[Network, ...] = setting((), "Private network that webhooks may reach, besides the Internet.")
 
     def __post_init__(self) -> None:
         """Check the settings. Raises Contradiction."""
@@ -113,7 +113,7 @@ class WebSettings:
             advice = "give --tls-certificate and --tls-key, bind a loopback address, or allow plain HTTP: --open"
             raise Contradiction(("bind", "open"), what, fact, advice)
         if self.hooks and self.access is not None and self.hooks_user is None:
-            what, fact = "no user is set to deliver web hooks", "with --access, each action belongs to a user"
+            what, fact = "no user is set to deliver webhooks", "with --access, each action belongs to a user"
             raise Contradiction(("hooks", "hooks-user"), what, fact, "name a user: --hooks-user")
 
     @property

@@ -1,4 +1,4 @@
-"""Web hooks: URLs that are notified when requests of a service end. See ../hooks/."""
+"""Webhooks: URLs that are notified when requests of a service end. See ../hooks/."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ async def _may_see(request: Request, uuids: Sequence[str]) -> bool:
 def _registry(request: Request) -> Registry:
     hooks = app_state(request).hooks
     if hooks is None:
-        raise HTTPProblem(403, "web hooks are off; start titanic web with --hooks to deliver them")
+        raise HTTPProblem(403, "webhooks are off; start titanic web with --hooks to deliver them")
     return hooks
 
 
@@ -149,7 +149,7 @@ async def _ask(asking: Coroutine[Any, Any, T]) -> T:
         return await asking
     except Forbidden as error:
         fact = str(error).removeprefix("forbidden: ")
-        what = f"web hooks do not work: the user that delivers them lacks a permission: {fact}"
+        what = f"webhooks do not work: the user that delivers them lacks a permission: {fact}"
         raise HTTPProblem(
             503, f"{what}; the administrator should check --hooks-user", headers={"Retry-After": "5"}
         ) from error
@@ -170,7 +170,7 @@ ROUTES = [
         GET=endpoint(
             get_hooks,
             "hooks",
-            "The web hooks that you may see",
+            "The webhooks that you may see",
             {"200": answer("All of them.", WebHooks), **wrong()},
         ),
         PUT=endpoint(
@@ -191,13 +191,13 @@ ROUTES = [
         GET=endpoint(
             get_hook,
             "one_hook",
-            "A web hook",
+            "A webhook",
             {"200": answer("The hook, without its secret.", WebHook), **wrong(404)},
         ),
         DELETE=endpoint(
             delete_hook,
             "delete_hook",
-            "Delete a web hook",
+            "Delete a webhook",
             {"204": answer("The hook was deleted."), **wrong(404)},
         ),
     ),

@@ -249,7 +249,7 @@ class HookLinks(TypedDict):
 
 
 class WebHook(TypedDict):
-    """A web hook."""
+    """A webhook."""
 
     id: str
     service: str
@@ -266,19 +266,19 @@ class WebHook(TypedDict):
 
 
 class NewWebHook(WebHook):
-    """A registered web hook."""
+    """A registered webhook."""
 
     secret: NotRequired[Annotated[str, Meta(description="The key of the signatures; returned only once.")]]
 
 
 class WebHooks(TypedDict):
-    """The web hooks that you may see."""
+    """The webhooks that you may see."""
 
     hooks: list[WebHook]
 
 
 class PutHook(Message):
-    """A web hook to register. Without a secret one is generated."""
+    """A webhook to register. Without a secret one is generated."""
 
     service: Annotated[ServiceName, Meta(description="the name of a service")]
     url: Annotated[str, Meta(pattern=URL, description="like https://example.com/hook, in printable ASCII, without #")]

@@ -64,7 +64,7 @@ TAGS: dict[str, tuple[list[ApiRoute], str]] = {
     "services": (services.ROUTES, "Services and statistics."),
     "events": (event_stream.ROUTES, "Server-sent events."),
     "workers": (leases.ROUTES, "Workers over HTTP."),
-    "hooks": (hooks.ROUTES, "Web hooks."),
+    "hooks": (hooks.ROUTES, "Webhooks."),
     "gateway": (
         [
             ApiRoute("/v1/session", GET=endpoint(get_session, "session", "Get the signed-in user", _SESSION)),

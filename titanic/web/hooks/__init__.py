@@ -1,4 +1,4 @@
-"""Web hooks: URLs that are notified when requests of a service end.
+"""Webhooks: URLs that are notified when requests of a service end.
 
     web.hook        the registered hooks: one request for each, delayed for ten years (`registry.py`)
     web.ended       the server stores one request whenever a request of a service with hooks ends (`on_end`)

@@ -1,4 +1,4 @@
-"""Delivers web hooks: two workers of the server, in any number of gateways.
+"""Delivers webhooks: two workers of the server, in any number of gateways.
 
 For each end (`web.ended`), the first worker submits a request for each hook that matches it (`web.delivery`), with an
 idempotency key, so that a retry submits no second one. The other worker POSTs these. Both close their requests: only
@@ -53,7 +53,7 @@ def check_hooks_user(settings: WebSettings) -> None:
         raise Contradiction(("hooks_user", "access"), *fault)
     holder = access.keys.get(load_secret(str(path)).public.decode())
     if holder is None or holder.name != name:
-        what, fact = f"'{name}' cannot deliver web hooks", f"the access file does not have that user's key in {path}"
+        what, fact = f"'{name}' cannot deliver webhooks", f"the access file does not have that user's key in {path}"
         raise Contradiction(("hooks_user", "keys"), what, fact, "add its public half to the user's keys")
 
 
@@ -71,11 +71,11 @@ class HooksUser:
             check_hooks_user(self._settings)
         except (Contradiction, AccessError) as error:
             self._lacks = True
-            log.error("web hooks are no longer delivered: %s", error, extra=logs.event(HOOKS_USER_EVENT))
+            log.error("webhooks are no longer delivered: %s", error, extra=logs.event(HOOKS_USER_EVENT))
             return
         if self._lacks:
             self._lacks = False
-            text = "web hooks are delivered again: '%s' has the permissions"
+            text = "webhooks are delivered again: '%s' has the permissions"
             log.info(text, self._settings.hooks_user, extra=logs.event(HOOKS_USER_EVENT))
 
 
@@ -83,9 +83,9 @@ def _fault(access: Access, name: str) -> Sequence[str]:
     """What is wrong, why, and what to do; empty: nothing."""
     user = access.users.get(name)
     if user is None:
-        return f"'{name}' cannot deliver web hooks", "the access file has no such user", "name another --hooks-user"
+        return f"'{name}' cannot deliver webhooks", "the access file has no such user", "name another --hooks-user"
     if lacks := _lacks(user):
-        return f"{user} cannot deliver web hooks", "permissions are missing", f"grant {', '.join(lacks)}"
+        return f"{user} cannot deliver webhooks", "permissions are missing", f"grant {', '.join(lacks)}"
     return ()
 
 
@@ -146,8 +146,8 @@ class HookDelivery:
         self._running: Counter[str] = Counter()
         self._again_at: dict[str, float] = {}
         """When the last delivery that met each hook at the limit is retried."""
-        self._incident = Incident(log, "deliver web hooks")
-        self._unclosed = Incident(log, "close the requests of delivered web hooks")
+        self._incident = Incident(log, "deliver webhooks")
+        self._unclosed = Incident(log, "close the requests of delivered webhooks")
         self._workers = [
             Worker(service, handler, endpoint, jobs=jobs, key=key, server_key=server_key)
             for service, handler, jobs in ((ENDED, self._spread, 4), (DELIVERY, self._deliver, JOBS))

@@ -1,4 +1,4 @@
-"""Web hooks: which ends are reported to which URL. The queue stores them: each is a request for `web.hook`, a service
+"""Webhooks: which ends are reported to which URL. The queue stores them: each is a request for `web.hook`, a service
 without workers, delayed for ten years. There is no second store: backups, moves and restores include the hooks, and all
 gateways see the same ones.
 
@@ -359,7 +359,7 @@ def check_hook(hook: Hook) -> None:
     if fault := request_fault([hook.service.encode(), b""]):
         raise InvalidRequest(fault)
     if hook.service.startswith(OWN):
-        what, fact = f"service is {quoted(hook.service)}", f"names that start with {OWN} are reserved for web hooks"
+        what, fact = f"service is {quoted(hook.service)}", f"names that start with {OWN} are reserved for webhooks"
         raise InvalidRequest(what, fact, "choose another service")
     if not hook.states or not set(hook.states) <= set(STATES) or len(set(hook.states)) < len(hook.states):
         fact = f"it may contain each of these once: {', '.join(STATES)}"

@@ -122,7 +122,7 @@ async def _service_names(request: Request) -> list[str]:
 ERROR = "titanic:error="
 """The prefix of the frame in which the worker of a task names the exception (titanic/tasks/task_errors.py)."""
 
-HIDDEN_SECRET = b"(the secret of the web hook is not shown)"
+HIDDEN_SECRET = b"(the secret of the webhook is not shown)"
 
 
 def _uuid(request: Request) -> str:

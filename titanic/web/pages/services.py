@@ -49,7 +49,7 @@ PAGE = 100
 RECENT_FAILURES = 5
 
 MAX_DELIVERIES, MAX_ALL_DELIVERIES = 200, 1000
-"""Deliveries to the web hooks of a service, and of all, among which those that failed are shown."""
+"""Deliveries to the webhooks of a service, and of all, among which those that failed are shown."""
 
 MESSAGES = {
     "pause": "Paused. Its requests wait until it is resumed; running requests continue.",
@@ -133,7 +133,7 @@ FIGURES = tuple(
 
 @lru_cache(maxsize=1)
 def services_of(sample: StatsSample) -> tuple[ServiceRow, ...]:
-    """All services with requests, workers or settings, by name, without Titanic's own. Those of web hooks are listed
+    """All services with requests, workers or settings, by name, without Titanic's own. Those of webhooks are listed
     because they have requests to execute. Cached for all pages that show the same sample."""
     names = {*(sample.stats.get("by_service") or sample.stats["services"]), *(sample.workers or ())}
     return tuple(service_of(sample, name) for name in sorted(names) if not is_internal(name))
@@ -363,7 +363,7 @@ async def _failures(client: Client, name: str) -> list[RequestInfo]:
 
 
 async def _hooks(state: AppState, client: Client, name: str = "") -> list[tuple[Hook, list[RequestInfo]]]:
-    """The web hooks of a service, or of all, if the visitor may see them; with the newest deliveries of each that
+    """The webhooks of a service, or of all, if the visitor may see them; with the newest deliveries of each that
     failed, some of which will be tried again. Others are closed."""
     if state.hooks is None:
         return []
@@ -381,7 +381,7 @@ async def _hooks(state: AppState, client: Client, name: str = "") -> list[tuple[
 
 
 async def web_hooks(request: Request) -> Response:
-    """List the web hooks of all services."""
+    """List the webhooks of all services."""
     state, client = app_state(request), visitor_of(request).client
     rows = await state.cache.get(request, "all hooks", _hooks, state, client)
     settings = await state.hooks.settings() if state.hooks is not None and rows else {}
@@ -397,7 +397,7 @@ async def web_hooks(request: Request) -> Response:
 
 
 async def _silent_hooks(state: AppState, settings: ServiceSettings, name: str) -> tuple[int, str] | None:
-    """How many web hooks of a service get no events, and why; None: there are none, or that is unknown."""
+    """How many webhooks of a service get no events, and why; None: there are none, or that is unknown."""
     why = hook_status(settings, name)
     if state.hooks is None or not why:
         return None

@@ -1,4 +1,4 @@
-"""A receiver of web hooks, and what delivers them."""
+"""A receiver of webhooks, and what delivers them."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ def test_the_page_of_a_hook_does_not_show_its_secret(http: httpx.Client, client:
     page = http.get(f"/requests/{client.list(service='web.hook')[0][0]['uuid']}")
     assert page.status_code == 200
     assert "https://a.example/x" in page.text
-    assert "the secret of the web hook is not shown" in page.text
+    assert "the secret of the webhook is not shown" in page.text
     assert SECRET not in page.text
 
 
@@ -172,7 +172,7 @@ def test_hooks_that_are_told_nothing_say_so(
     assert [(one["service"], one["problem"] is None) for one in listed] == [("echo", False), ("other", True)]
     assert listed[0]["problem"].startswith(why)
     assert http.get(hook["links"]["self"]).json() == listed[0]
-    until(lambda: "1 web hook of this service gets no events. Service 'echo' " in page(), every=0.2)
+    until(lambda: "1 webhook of this service gets no events. Service 'echo' " in page(), every=0.2)
     assert put(http).status_code == (200 if service == "echo" and not on_end else 409)
     client.set_service(service, on_end="" if service == "mail" else "web.ended")
     assert {one["problem"] for one in http.get("/v1/hooks").json()["hooks"]} == {None}

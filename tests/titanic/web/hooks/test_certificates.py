@@ -1,4 +1,4 @@
-"""Web hooks go to HTTPS servers whose certificate is in order, and to no other; never in clear."""
+"""Webhooks go to HTTPS servers whose certificate is in order, and to no other; never in clear."""
 
 from __future__ import annotations
 

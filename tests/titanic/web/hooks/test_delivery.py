@@ -1,4 +1,4 @@
-"""Web hooks are delivered, as the server tells of ends."""
+"""Webhooks are delivered, as the server tells of ends."""
 
 from __future__ import annotations
 

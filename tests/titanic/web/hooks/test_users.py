@@ -1,4 +1,4 @@
-"""Web hooks with an access file: they are kept and delivered as one user, and he must be allowed to."""
+"""Webhooks with an access file: they are kept and delivered as one user, and he must be allowed to."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_who_may_not_hears_what_he_lacks(scene: Secured) -> None:
 )
 def test_it_does_not_start_without(people: None, tmp_path: Path, left: str, advice: str) -> None:
     settings = lacking(tmp_path, left)
-    with pytest.raises(Contradiction, match="user 'courier' cannot deliver web hooks") as told:
+    with pytest.raises(Contradiction, match="user 'courier' cannot deliver webhooks") as told:
         WebServer(settings)
     assert f"grant {advice}" in str(told.value)
 
@@ -148,7 +148,7 @@ def test_nor_without_the_user_or_his_key(people: None, tmp_path: Path) -> None:
 def test_what_he_may_not_any_more_is_told(scene: Secured, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     scene.write(courier=scene.lines_of("courier", "metrics = true\n"))
-    until(lambda: "web hooks are no longer delivered" in caplog.text)
+    until(lambda: "webhooks are no longer delivered" in caplog.text)
     scene.server.reload(scene.server.config)
     until(lambda: put(scene, "chief", "https://a.example/x").status_code == 503)
     detail = put(scene, "chief", "https://a.example/x").json()["detail"]
@@ -157,6 +157,6 @@ def test_what_he_may_not_any_more_is_told(scene: Secured, caplog: pytest.LogCapt
     assert put(scene, "chief", "https://a.example/x").headers["retry-after"] == "5"
     assert "delivered again" not in caplog.text
     scene.write()
-    until(lambda: "web hooks are delivered again: 'courier' has the permissions" in caplog.text)
+    until(lambda: "webhooks are delivered again: 'courier' has the permissions" in caplog.text)
     line = next(record for record in caplog.records if "delivered again" in record.getMessage())
     assert (line.levelname, vars(line)["event"]) == ("INFO", "hooks-user")

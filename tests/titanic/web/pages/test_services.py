@@ -62,7 +62,7 @@ def test_sorting_filters_and_pages(
 
 @pytest.mark.web(hooks=True)
 def test_services_that_only_record_a_state_are_not_listed(http: httpx.Client, client: Client) -> None:
-    """They pause a schedule and keep a web hook, and no worker serves them."""
+    """They pause a schedule and keep a webhook, and no worker serves them."""
     client.submit("mail", b"")
     pause_schedule(client, "nightly")
     assert http.put("/v1/hooks", json={"service": "mail", "url": "https://a.example/x"}).status_code == 201
@@ -241,9 +241,9 @@ def test_on_end_of_a_service_with_web_hooks(http: httpx.Client, client: Client) 
     assert (state, "127.0.0.1:1: " in error[0]) == ("delayed", True)
     assert page_of(http, "/hooks").rows[0][3] == "1"
     client.set_service("mail", on_end="other")
-    assert "No events for the web hooks of mail" in page_of(http, "/hooks").text
+    assert "No events for the webhooks of mail" in page_of(http, "/hooks").text
     client.set_service("mail", on_end="web.ended")
-    assert "Web hooks receive its notifications" in page.text
+    assert "Webhooks receive its notifications" in page.text
     assert page.form(ON_END_FORM)["on_end"] == "web.ended"
     assert "secret" not in page.text
 
