@@ -38,8 +38,8 @@ def audit(
     """List who closed, retried, changed, read or purged requests of others, paused services or changed their settings,
     or drained nodes, and when the server's access file or settings were reloaded; the newest first.
 
-    With access control, requires audit = true. The editor of a file is not recorded: its row has the server's system
-    user.
+    With access control, requires audit = true. Without it, users are anonymous, and of closes only kills and those in
+    the web console are listed. The editor of a file is not recorded: its row has the server's system user.
 
     --json prints {acts: [{at, act, user, way, address, service, uuid, count, text}], refusals: [{at, address, count,
     user, action}], next}. Times are microseconds since 1970.
@@ -65,7 +65,7 @@ def audit(
     acts = [
         (
             moment(one["at"]),
-            one["user"],
+            one["user"] or "anonymous",
             one["act"],
             str(one["count"] or ""),
             one["service"],

@@ -144,11 +144,12 @@ class Origin(NamedTuple):
 
 
 def origin(user: User | None, body: Frames, address: bytes) -> Origin:
-    """Find who sent a message. Way and address are as it states them if its user has the permission `gateway`; else the
-    address is that of its connection."""
-    if user is not None and (user.gateway or user.admin) and body and (stated := _STATED.fullmatch(body[-1])):
-        return Origin(user.name, stated[1].decode(), (stated[2] or address).decode())
-    return Origin("" if user is None else user.name, "mdp", address.decode(errors="replace"))
+    """Find who sent a message. Way and address are as it states them if its user has the permission `gateway`; without
+    access control, the way. Else the address is that of its connection."""
+    name, way = "" if user is None else user.name, "mdp"
+    if (user is None or user.gateway or user.admin) and body and (stated := _STATED.fullmatch(body[-1])):
+        way, address = stated[1].decode(), (user and stated[2]) or address
+    return Origin(name, way, address.decode(errors="replace"))
 
 
 def system_origin() -> Origin:

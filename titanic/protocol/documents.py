@@ -591,7 +591,7 @@ class AuditAct(TypedDict):
     at: Time
     act: Annotated[str, "A word such as `close`, `retry`, `purge`, `pause` or `read`."]
     """Also kill, change, resume, set, drain, archive, access, settings, repair, restore and migrate."""
-    user: Annotated[str, "Empty: anyone. Of acts without a client, the system's user."]
+    user: Annotated[str, "Empty: anonymous. Of acts without a client, the system's user."]
     way: Annotated[str, "`http`, `page`, `mdp`; `offline`: without a client."]
     """Offline: by the server itself, too, such as a reload."""
     address: str

@@ -281,7 +281,7 @@ class AdminWrite(Write):
             self._context.histories.retried(transaction, uuid, now_us)
         self._returned.add(row.service)
         self._requeued[row.service] += 1
-        if user is not None and row.owner != user.owner:
+        if user is None or row.owner != user.owner:
             tally.add(row.service, uuid)
         return True
 
@@ -313,7 +313,7 @@ class AdminWrite(Write):
             return {"done": int(_is_applied(transaction, row, options, body)), "state": "running"}
         service, state = changed
         self._returned.add(service)
-        if user is not None and row.owner != user.owner:
+        if user is None or row.owner != user.owner:
             said = [] if priority is None else [f"priority={priority}"]
             said += [] if body is None else ["body"]
             said += [f"due={datetime.fromtimestamp(due / 1e6, UTC).isoformat(timespec='seconds')}"] if due else []

@@ -103,7 +103,7 @@ class CloseWrite:
                 continue
             try:
                 closed = transaction.close(uuid, now_us)
-                if closed is not None and (closing.alive is not None or self._is_of_others(closed, user, owner)):
+                if closed is not None and (closing.alive is not None or self._is_of_others(closed, closing.ask, owner)):
                     tallies.setdefault(closing, Tally()).add(closed.service, uuid)
                 # Of a request that was closed before the owner is not known any more.
                 if closing.alive is not None and (closed is not None or user is None or user.reads_all):
@@ -126,10 +126,12 @@ class CloseWrite:
         self._context.audit.put(transaction, self._acts, now_us)
         self._context.closed_steps.put(transaction, steps)
 
-    def _is_of_others(self, closed: CloseResult, user: User | None, owner: bytes | None) -> bool:
+    def _is_of_others(self, closed: CloseResult, ask: Ask, owner: bytes | None) -> bool:
         """Whether the audit is to know who closed it. Completion events are the server's: who receives them closes
-        them."""
-        if user is None or owner == user.owner:
+        them. Without access control, requests have no owners, and programs close their own: only pages are noted."""
+        if ask.user is None:
+            return ask.body[-1].startswith(tsp.VIA + b"page")
+        if owner == ask.user.owner:
             return False
         return closed.service not in self._context.settings.event_services
 

@@ -122,7 +122,8 @@ def test_one_group_of_failures_is_retried(server: Server, client: Client, monkey
     assert len(all_of(client, "loud", "failed")) == 40
     client.change_redrive(client.redrives()[1]["id"], "cancel")
     assert rows_left(server) == 0
-    (act,) = [act for act in client.audit()["acts"] if act["count"]]
+    act, retried = [act for act in client.audit()["acts"] if act["count"]]
+    assert (retried["act"], retried["uuid"]) == ("retry", uuids[0])
     assert (act["act"], act["count"], act["service"]) == ("retry", 29, "mail")
     assert "job done after 30 of 30" in act["text"]
 

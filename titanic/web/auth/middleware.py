@@ -172,7 +172,7 @@ class GatewayMiddleware:
             self._identity.source_of(scope, grant),
         )
         way = "http" if is_for_programs(scope) else "page"
-        via = VIA.set(f"{way} {visitor.source}" if visitor.source else "")
+        via = VIA.set(f"{way} {visitor.source}".rstrip() if visitor.source or self._identity.is_open else "")
         try:
             await self._app(scope, receive, send)
         except asyncio.CancelledError:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import httpx
 import pytest
+from support.cli_titanic import here
+from support.pages import page_of
 from support.waiting import until
 from support.web_secured import TOKENS, Secured
 
@@ -105,6 +107,29 @@ def test_the_audit_names_the_way_and_the_clients_address(scene: Secured) -> None
     assert (refused.status_code, "audit = true" in refused.json()["detail"]) == (403, True)
     until(lambda: program.get("/v1/audit?refusals=true&user=bob").json()["refusals"])
     assert program.get("/v1/audit?refusals=true&user=bob").json()["acts"] == []
+
+
+def test_without_access_control_acts_have_no_user(http: httpx.Client, client: Client) -> None:
+    expired = client.submit("echo", b"x", ttl=0.001)
+    by_http, by_page, by_client, own = (client.submit("echo", b"x") for _ in range(4))
+    until(lambda: client.show(expired)["state"] == "expired")
+    client.close(own)  # as programs do with what they have read
+    assert http.patch(f"/v1/requests/{by_http}", json={"priority": 3}).status_code == 204
+    form = page_of(http, f"/requests/{by_page}/close").form(f"/actions/requests/{by_page}/close")
+    assert http.post(f"/actions/requests/{by_page}/close", data=form).status_code == 303
+    client.change(by_client, priority=4)
+    client.retry(expired)
+    client.set_service("echo", paused=True)
+    acts = http.get("/v1/audit").json()["acts"]
+    assert [(one["act"], one["way"], one["address"], one["user"], one["uuid"]) for one in acts[::-1]] == [
+        ("change", "http", "127.0.0.1", "", by_http),
+        ("close", "page", "127.0.0.1", "", by_page),
+        ("change", "mdp", "127.0.0.1", "", by_client),
+        ("retry", "mdp", "127.0.0.1", "", expired),
+        ("pause", "mdp", "127.0.0.1", "", ""),
+    ]
+    assert [row[1:3] for row in page_of(http, "/audit?act=pause").rows] == [["anonymous", "pause"]]
+    assert "anonymous  pause" in here("audit", "--endpoint", client.endpoint).out.decode()
 
 
 def test_no_other_user_states_a_source(scene: Secured) -> None:
