@@ -31,19 +31,10 @@ from titanic.cli.endpoint import EndpointReach
 from titanic.cli.options import ARGUMENTS, command, json_flag, reaching
 from titanic.cli.printing import print_json, print_table, size
 from titanic.cli.running import EXIT_FAILED
-from titanic.cli.status import judge, observe, worker_counts
+from titanic.cli.status import attention, judge, named, observe, worker_counts
 from titanic.cli.store_files import DATA, Files, place_option
 from titanic.client.client import Client
 from titanic.errors import TitanicError
-from titanic.facts.service_health import (
-    LATELY,
-    POISON,
-    RECENTLY,
-    is_failing,
-    is_slow,
-    outcomes,
-    run_times,
-)
 from titanic.store import library_version
 from titanic.util import ids
 from titanic.util.files import IN_MEMORY, file_system
@@ -60,9 +51,6 @@ EXPIRES_SOON = 14 * 86400.0
 
 MAX_OFFSET = 1.0
 """Seconds by which clocks may differ."""
-
-MAX_NAMED = 5
-"""Services that a line names."""
 
 
 class Diagnosis(NamedTuple):
@@ -236,41 +224,18 @@ class Doctor:
         ]
         if absent:
             self._add(
-                "services", f"no workers: {_named(absent, waiting, more)}", "start workers: titanic work", ok=False
+                "services", f"no workers: {named(absent, waiting, more)}", "start workers: titanic work", ok=False
             )
         if paused:
             advice = "titanic resume SERVICE; titanic audit --act pause shows who paused it"
-            self._add("services", f"paused: {_named(paused, waiting)}", advice, ok=False)
+            self._add("services", f"paused: {named(paused, waiting)}", advice, ok=False)
         if not (absent or paused):
             self._add("services", "all with waiting requests have workers" if waiting else "nothing waits", ok=True)
 
     def _outcomes(self, client: Client) -> None:
         """Check how fast services are, and whether they fail."""
-        stats, hour, recent, now = client.stats(services=True), client.facts(), client.facts(RECENTLY), client.clock()
-        slow = dict[str, int]()
-        for name, one in stats["by_service"].items():
-            workers = (one["workers"] or 0) + stats.get("workers_elsewhere", {}).get(name, 0)
-            age = now - one["oldest"] / 1e6 if one["oldest"] and not one["paused"] else 0.0
-            if is_slow(age, workers, one["running"], one["limits"].get("running"), hour["services"].get(name)):
-                slow[name] = one["waiting"]
-        if slow:
-            text = f"slower than usual, with all workers busy or the limit reached: {_named([*slow], slow)}"
-            self._add(
-                "speed",
-                text,
-                "titanic services shows run times: limit what is slow, add workers, or raise its limit",
-                ok=False,
-            )
-        times = run_times(client.facts(LATELY), recent, hour)
-        if slower := [f"{name} ({one.text})" for name, one in times.items() if one.is_slower]:
-            text = ", ".join(slower[:MAX_NAMED])
-            self._add("run times", f"longer than usual: {text}", "see what these services wait for", ok=False)
-        failing = [f"{name} ({outcomes(one)})" for name, one in recent["services"].items() if is_failing(one)]
-        if failing:
-            self._add("failures", f"lately: {', '.join(failing)}", "titanic ls --group-errors --since 1h", ok=False)
-        rows, _ = client.list(state="failed", text=POISON, newest=True, limit=MAX_NAMED)
-        if poison := [f"{row['uuid']} of {row['service']}" for row in rows if row["reason"].startswith(POISON)]:
-            self._add("poison", f"workers died of {', '.join(poison)}", "titanic why UUID", ok=False)
+        for check, text, advice in attention(client):
+            self._add(check, text, advice, ok=False)
 
     def _clock(self, client: Client) -> None:
         began = time.time()
@@ -294,14 +259,6 @@ class Doctor:
         text = f"titanic {__version__}, {libraries}; the server's: {there or 'unknown'}"
         ok = there in ("", __version__)
         self._add("versions", text, "use the server's version here, or upgrade the server", ok=ok)
-
-
-def _named(names: list[str], waiting: dict[str, int], more: int = 0) -> str:
-    """Some services, with how many of their requests wait. `more`: there are so many besides."""
-    most = sorted(names, key=lambda name: -waiting[name])
-    shown = ", ".join(f"{name} ({waiting[name]} waiting)" for name in most[:MAX_NAMED])
-    more += max(0, len(most) - MAX_NAMED)
-    return shown + (f", and {more} more" if more else "")
 
 
 @command()

@@ -7,6 +7,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import click
@@ -19,10 +20,25 @@ from titanic.cli.printing import age, print_json, print_table, say, size
 from titanic.cli.store_files import Files, open_source, source_options
 from titanic.client.client import Client
 from titanic.errors import RequestError, TimedOut, TitanicError, disk_trouble
-from titanic.facts.service_health import HOUR, LATELY, RECENTLY, RunTimes, run_times
+from titanic.facts.service_health import (
+    FIND_CAUSE,
+    HOUR,
+    LATELY,
+    POISON,
+    RECENTLY,
+    SLOWER,
+    RunTimes,
+    is_failing,
+    outcomes,
+    run_times,
+    slow_services,
+)
 from titanic.protocol.documents import Percentiles, WorkerInfo
 from titanic.store import PINS_MUCH
 from titanic.util.text import counted, duration, is_url, limit_texts, printable
+
+MAX_NAMED = 5
+"""Services that a line names."""
 
 RATES = ("accepted", "dispatched", "succeeded", "failed", "closed")
 
@@ -323,7 +339,8 @@ def services(as_json: bool, last: float, reach: EndpointReach) -> None:
     Counts and times outlast restarts, and are those of all servers that share a store. WAIT is the time until the first
     attempt, RUN that of an attempt: p50, p90 and p99, approximately. RUN NOW shows the p50 of the last minutes and
     the usual p50. RETRIED counts attempts that failed and were followed by another. RUNNING may exceed WORKERS, because
-    some requests are sent ahead, and a lowered limit, because running requests are not stopped.
+    some requests are sent ahead, and a lowered limit, because running requests are not stopped. What to do about slow
+    services is below the table.
 
     --json prints {since, step, incomplete, total, services, other, bytes}: since in microseconds since 1970; step the
     length of a period in seconds; incomplete [[from, until]] of spans for which counts are missing, because a server
@@ -340,7 +357,8 @@ def services(as_json: bool, last: float, reach: EndpointReach) -> None:
     """
     with connect_to_read(reach) as client:
         found, stats = client.facts(last), client.stats(services=True)
-        times = {} if as_json else run_times(client.facts(LATELY), client.facts(RECENTLY), client.facts(HOUR))
+        hour = client.facts(HOUR)
+        times = {} if as_json else run_times(client.facts(LATELY), client.facts(RECENTLY), hour)
     elsewhere = stats.get("workers_elsewhere", {})
     rows: dict[str, dict[str, Any]] = {name: dict(one) for name, one in found["services"].items()}
     for name, now in stats.get("by_service", {}).items():
@@ -358,6 +376,11 @@ def services(as_json: bool, last: float, reach: EndpointReach) -> None:
     if found["other"] is not None or "other" in stats:
         lines.append(_service("(others)", {**(found["other"] or {}), **stats.get("other", {})}, last))
     print_table(titles, lines, right=titles[1:])
+    notes = {name: f"runs longer than usual; {FIND_CAUSE}" for name, one in times.items() if one.is_slower}
+    for name, advice in slow_services(stats, hour["services"], times, time.time()).items():
+        notes[name] = f"{SLOWER}; {advice}"
+    for name, note in notes.items():
+        click.echo(printable(f"{name}: {note}"))
     for name, now in stats.get("by_service", {}).items():
         if now.get("limits_set"):
             click.echo(printable(f"{name}: {', '.join(limit_texts(now, time.time()))}"))
@@ -422,34 +445,43 @@ class Probe(GroupedCommand):
 def health(as_json: bool, max_waiting: int | None, max_age: float | None, reach: EndpointReach) -> None:
     """Check the health of the queue: it answers, it accepts requests, and waiting requests are within the given limits.
 
+    Slow or failing services and poisoned requests, which `titanic doctor` reports as problems, are named as well, but
+    do not change the exit code: restarting the server would not help.
+
     Prints one line within two seconds and exits with a Nagios code: 0 healthy; 1 warning (slow answer, store full
     within a day at the current rate, a limit exceeded, a reader that prevents the reuse of much of the store, or
     servers with different access files); 2 critical (no answer, or the store or its disk is full); 3 unknown (usage
     error or another error).
 
-    --json prints {status: "healthy", "warning", "critical" or "unknown", problems: [text], waiting, oldest}; oldest is
-    the age in seconds of the request that has waited longest, or null.
+    --json prints {status: "healthy", "warning", "critical" or "unknown", problems: [text], attention: [text], waiting,
+    oldest}; attention has what does not change the exit code; oldest is the age in seconds of the request that has
+    waited longest, or null.
 
     \b
     Example:
       titanic health
       titanic health --max-waiting 10000 --max-age 600
     """
-    found = Observation()
+    found, noted = Observation(), list[str]()
     try:
         with connect_to_read(reach, retries=0) as client:
             found = observe(client)
+            if found.took <= reach.timeout / 2:
+                with suppress(TitanicError, broker.BrokerError):
+                    noted += [f"{check}: {text}; {advice}" for check, text, advice in attention(client)]
         code, problems = judge(found, reach.timeout, max_waiting, max_age)
     except (TitanicError, broker.BrokerError) as error:
         dead = isinstance(error, (RequestError, broker.TimedOut, broker.RemoteError))
         code, problems = CRITICAL if dead else UNKNOWN, [str(error)]
     if as_json:
-        print_json({"status": WORDS[code], "problems": problems, "waiting": found.waiting, "oldest": found.oldest})
-    elif problems:
-        click.echo(printable(f"{WORDS[code]}: {'; '.join(problems)}"))
+        asked = {"waiting": found.waiting, "oldest": found.oldest}
+        print_json({"status": WORDS[code], "problems": problems, "attention": noted, **asked})
     else:
-        since = "" if found.oldest is None else f", the oldest for {duration(found.oldest)}"
-        click.echo(f"{WORDS[code]}: {found.waiting} waiting{since}, {found.document['running']} running")
+        text = "; ".join(problems)
+        if not problems:
+            since = "" if found.oldest is None else f", the oldest for {duration(found.oldest)}"
+            text = f"{found.waiting} waiting{since}, {found.document['running']} running"
+        click.echo(printable("; ".join([f"{WORDS[code]}: {text}", *(f"needs attention: {one}" for one in noted)])))
     sys.exit(code)
 
 
@@ -472,6 +504,32 @@ def observe(client: Client) -> Observation:
         rows, after = client.list(state="waiting", limit=1, after=after)
     oldest = max(0.0, time.time() - rows[0]["submitted_at"] / 1e6) if rows else None
     return Observation(document, took, document["store"]["waiting"], oldest)
+
+
+def attention(client: Client) -> Iterator[tuple[str, str, str]]:
+    """Services that are slow or fail, and poisoned requests: what is checked, what was found, and what to do."""
+    stats, recent, hour, now = client.stats(services=True), client.facts(RECENTLY), client.facts(), client.clock()
+    times = run_times(client.facts(LATELY), recent, hour)
+    slow = slow_services(stats, hour["services"], times, now)
+    waiting = {name: stats["by_service"][name]["waiting"] for name in slow}
+    for advice in dict.fromkeys(slow.values()):
+        names = named([name for name in slow if slow[name] == advice], waiting)
+        yield "speed", f"{SLOWER}: {names}", advice
+    if slower := [f"{name} ({one.text})" for name, one in times.items() if one.is_slower]:
+        yield "run times", f"longer than usual: {', '.join(slower[:MAX_NAMED])}", FIND_CAUSE
+    if failing := [f"{name} ({outcomes(one)})" for name, one in recent["services"].items() if is_failing(one)]:
+        yield "failures", f"lately: {', '.join(failing)}", "titanic ls --group-errors --since 1h"
+    rows, _ = client.list(state="failed", text=POISON, newest=True, limit=MAX_NAMED)
+    if poison := [f"{row['uuid']} of {row['service']}" for row in rows if row["reason"].startswith(POISON)]:
+        yield "poison", f"workers died of {', '.join(poison)}", "titanic why UUID"
+
+
+def named(names: list[str], waiting: Mapping[str, int], more: int = 0) -> str:
+    """Some services, with how many of their requests wait. `more`: there are so many besides."""
+    most = sorted(names, key=lambda name: -waiting[name])
+    shown = ", ".join(f"{name} ({waiting[name]} waiting)" for name in most[:MAX_NAMED])
+    more += max(0, len(most) - MAX_NAMED)
+    return shown + (f", and {more} more" if more else "")
 
 
 def _different_access(document: Mapping[str, Any]) -> str:

@@ -1,8 +1,10 @@
-"""Whether a service fails or is slow, by its counts and times: for pages, `titanic doctor` and `titanic services`."""
+"""Whether a service fails or is slow, by its counts and times: for pages, `titanic doctor`, `titanic health` and
+`titanic services`."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from titanic.protocol.documents import FactsInfo, Percentiles, ServiceFacts, UsualTimes
 from titanic.util.text import duration
@@ -29,6 +31,15 @@ POISON = "poison:"
 """How the reason of a request begins that killed its workers."""
 
 
+FIND_CAUSE = "see what the tasks wait for"
+RAISE_LIMIT = "raise its limit of running requests: titanic limits SERVICE --running N"
+ADD_WORKERS = "add workers, or slots (--jobs)"
+"""What to do about a slow service: if its attempts take longer than usual, if the limit is reached, else."""
+
+SLOWER = "slower than usual, with all workers busy or the limit reached"
+"""What is said of it."""
+
+
 def is_failing(figures: ServiceFacts) -> bool:
     """Whether over one request in twenty fails for good, as in the alert TitanicFailingSlowly, or more attempts fail
     than succeed; a few failures do not count."""
@@ -43,6 +54,22 @@ def is_slow(oldest: float, workers: int, running: int, limit: float | None, hour
     usual = (before and before["wait"]) or (hour and hour["wait"])
     most = min(ALWAYS_SLOW, SLOW_FACTOR * usual["p50"]) if usual else ALWAYS_SLOW
     return 0 < min(workers, limit or workers) <= running and oldest > max(SLOW_WAIT, most)
+
+
+def slow_services(
+    stats: Mapping[str, Any], hour: Mapping[str, ServiceFacts], times: Mapping[str, RunTimes], now: float
+) -> dict[str, str]:
+    """Services that are slow (`is_slow`), those with the most waiting requests first, and what to do about each.
+    `stats`: with `by_service`. Time in which a service was paused does not count."""
+    found, elsewhere = dict[str, str](), stats.get("workers_elsewhere", {})
+    for name, row in sorted(stats.get("by_service", {}).items(), key=lambda one: -one[1]["waiting"]):
+        workers, most = (row["workers"] or 0) + elsewhere.get(name, 0), row["limits"].get("running")
+        began = max(row["oldest"], row.get("resumed_at", 0)) / 1e6 if row["waiting"] and row["oldest"] else now
+        if not row["paused"] and is_slow(now - began, workers, row["running"], most, hour.get(name)):
+            is_limited = most is not None and most < workers
+            is_slower = name in times and times[name].is_slower
+            found[name] = FIND_CAUSE if is_slower else RAISE_LIMIT if is_limited else ADD_WORKERS
+    return found
 
 
 class RunTimes(NamedTuple):

@@ -34,6 +34,7 @@ from titanic.store import (
     ServiceSettings,
     WriteTransaction,
 )
+from titanic.util.clock import wall_us
 from titanic.util.text import limit_value
 
 KIND = b"l"
@@ -56,6 +57,8 @@ class KnownSettings:
         self.missed = 0
         """Requests for ends that found no room since the start. What had ended has ended all the same."""
         self.paused: Collection[bytes] = frozenset()
+        self.resumed: Mapping[bytes, int] = {}
+        """When this process saw that services were no longer paused, in µs since 1970; the last MOST."""
         self.on_end: Mapping[bytes, bytes] = {}
         """The service that receives the completion events of each service. The events themselves cause none, so there
         are no loops."""
@@ -67,7 +70,11 @@ class KnownSettings:
         self.all = settings
         self.configured = self.configured if configured is None else configured
         self.limits = in_force(self.configured, settings)
-        self.paused = frozenset(name for name, one in settings.items() if one.paused)
+        paused = frozenset(name for name, one in settings.items() if one.paused)
+        if ended := [name for name in self.paused if name not in paused]:
+            kept = [one for one in self.resumed.items() if one[0] not in ended][-MOST:]
+            self.resumed = {**dict(kept), **dict.fromkeys(ended, wall_us())}
+        self.paused = paused
         self.event_services = frozenset(one.on_end for one in settings.values() if one.on_end)
         self.on_end = {
             name: one.on_end for name, one in settings.items() if one.on_end and name not in self.event_services

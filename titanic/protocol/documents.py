@@ -267,6 +267,8 @@ class ServiceStats(ServiceSettingInfo):
     limits: LimitValues
     """Those in force."""
     limits_set: NotRequired[LimitsSet]
+    resumed_at: NotRequired[int]
+    """When the server saw that it was no longer paused, in µs since 1970."""
 
 
 class Percentiles(TypedDict):

@@ -105,6 +105,9 @@ def answer(
             row = services.get(name.decode(errors="replace"))
             if one.limits is not None and row is not None:
                 row["limits_set"] = set_service.limits_set(one.limits, configured.get(name), names=by)
+        for name, at in context.settings.resumed.items():
+            if (row := services.get(name.decode(errors="replace"))) is not None:
+                row["resumed_at"] = at
         document["by_service"] = services
         if user is None or user.admin:
             refused = host.forbidden().items()

@@ -22,7 +22,7 @@ from broker import Worker
 from titanic import Client, Failed
 from titanic.cli import doctor
 from titanic.facts import service_health
-from titanic.store import LeaseConfig, NewRequest, NodeFacts
+from titanic.store import LeaseConfig, NewRequest, NodeFacts, ServiceSetting, open_store
 from titanic.store.postgres.store import PostgresStore
 from titanic.util.clock import wall_us
 
@@ -70,8 +70,25 @@ def test_services_without_workers_and_paused_ones(checked: Any) -> None:
         until(lambda: check()[0] == 0)
 
 
+def test_a_pause_is_no_slowness(tmp_path: Path) -> None:
+    with open_store(tmp_path / "store") as store, store.write() as txn:
+        accept_all(txn, [NewRequest(b"mail", [b"wait"])] * 2, wall_us() - 7200 * 1_000_000)
+        txn.set_service(b"mail", ServiceSetting(paused=True))
+    go = threading.Event()
+    with serving(tmp_path) as (_, endpoint), Worker("mail", lambda _: [b""] * go.wait(PATIENCE), endpoint, jobs=1):
+        try:
+            here("resume", "mail", "--endpoint", endpoint)
+            with Client(endpoint, timeout=PATIENCE) as client:
+                until(lambda: client.stats()["running"] == 1)
+            done = here("doctor", "--json", "--endpoint", endpoint, *FEW)
+        finally:
+            go.set()
+    assert "speed" not in {one["check"] for one in done.json["checks"]}
+
+
 def test_services_that_fail_or_are_slow(checked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     endpoint, check = checked
+    at = ("--endpoint", endpoint)
     monkeypatch.setattr(service_health, "SLOW_WAIT", 0.0)
     monkeypatch.setattr(service_health, "ALWAYS_SLOW", 0.0)
     go = threading.Event()
@@ -91,16 +108,21 @@ def test_services_that_fail_or_are_slow(checked: Any, monkeypatch: pytest.Monkey
             until(lambda: client.show(first)["state"] == "running")
             client.submit("mail", b"fine")
             code, found = check()
+            health, services = here("health", "--json", *at, *FEW), here("services", *at).out.decode()
+            line = here("health", *at, *FEW).out.decode()
         finally:
             go.set()
     assert code == 1
+    said = [f"{one}: {found[one]['text']}; {found[one]['next']}" for one in ("speed", "failures", "poison")]
+    assert (health.code, health.json["status"], health.json["attention"]) == (0, "healthy", said)
+    assert line.startswith("healthy: 1 waiting, the oldest for ")
+    assert line.endswith(f"running; needs attention: {'; needs attention: '.join(said)}\n")
+    slow = "slower than usual, with all workers busy or the limit reached; add workers, or slots (--jobs)"
+    assert services.endswith(f"\nmail: {slow}\n")
     assert found["failures"]["text"] == "lately: mail (7 failed, 0 done)"
     assert found["poison"]["text"] == f"workers died of {uuids[-1]} of mail"
     assert found["speed"]["text"] == "slower than usual, with all workers busy or the limit reached: mail (1 waiting)"
-    assert (
-        found["speed"]["next"]
-        == "titanic services shows run times: limit what is slow, add workers, or raise its limit"
-    )
+    assert found["speed"]["next"] == "add workers, or slots (--jobs)"
 
 
 def test_mistakes_in_settings(checked: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -192,6 +192,7 @@ class ServiceNumbers(TypedDict):
     on_end: NotRequired[Annotated[str | None, Meta(description="The service that is notified when requests end.")]]
     limits: NotRequired[ServiceBounds]
     limits_set: NotRequired[ChangedBounds]
+    resumed_at: NotRequired[Annotated[Time, Meta(description="When it was resumed; absent if not since the start.")]]
 
 
 class Service(ServiceNumbers):

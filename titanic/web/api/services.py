@@ -84,7 +84,10 @@ async def get_services(request: Request) -> Response:
 def _figures(stats: dict[str, Any]) -> dict[str, Any]:
     """The figures of each service; older servers send none."""
     rows = stats.get("by_service") or {}
-    return {name: {**with_times(row, "at"), "oldest": timestamp(row.get("oldest"))} for name, row in rows.items()}
+    return {
+        name: {**with_times(row, "at", "resumed_at"), "oldest": timestamp(row.get("oldest"))}
+        for name, row in rows.items()
+    }
 
 
 def _service_links(name: str) -> ServiceLinks:

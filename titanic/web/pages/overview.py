@@ -17,11 +17,14 @@ from starlette.routing import Route
 from titanic.aio import Client
 from titanic.errors import disk_trouble
 from titanic.facts.service_health import (
+    FIND_CAUSE,
     POISON,
     RECENTLY,
+    SLOWER,
+    RunTimes,
     is_failing,
-    is_slow,
     outcomes,
+    slow_services,
 )
 from titanic.protocol.documents import FactsInfo, Filling, NodeInfo, RequestInfo, ServiceFacts, StoreStats
 from titanic.web.app_state import app_state, visitor_of
@@ -83,7 +86,7 @@ async def overview(request: Request) -> Response:
     services = services_of(sample)
     recent, times = await poller.facts(visitor, RECENTLY), await run_times_now(request)
     failing = {} if recent is None else {name: one for name, one in recent["services"].items() if is_failing(one)}
-    slower = {name: one.text for name, one in times.items() if one.is_slower}
+    slower = [name for name, one in times.items() if one.is_slower]
     busiest = sorted(
         services, key=lambda one: (one.name in failing, one.name in slower, one.waiting, one.workers or 0), reverse=True
     )[:TOP]
@@ -101,7 +104,7 @@ async def overview(request: Request) -> Response:
         stats=sample.stats,
         rates={one: current(facts, facts["total"], one, now) for one in RATES} if facts else {},
         health=assess(
-            sample, services, failing, known, [] if isinstance(poison, NotPermitted) else poison, nodes or (), slower
+            sample, services, failing, known, [] if isinstance(poison, NotPermitted) else poison, nodes or (), times
         ),
         oldest=None if isinstance(oldest, NotPermitted) else oldest,
         missing=[oldest] if isinstance(oldest, NotPermitted) else [],
@@ -172,10 +175,10 @@ def assess(
     hour: Mapping[str, ServiceFacts],
     poison: Sequence[RequestInfo] = (),
     nodes: Sequence[NodeInfo] = (),
-    slower: Mapping[str, str] = MappingProxyType({}),
+    times: Mapping[str, RunTimes] = MappingProxyType({}),
 ) -> QueueHealth:
     """Report what `titanic health` would, and what needs an operator's attention. `hour`: what services did in the
-    last hour. `poison`: requests that killed their workers. `slower`: services that run longer than usual, how long."""
+    last hour. `poison`: requests that killed their workers. `times`: how long services run."""
     stats, store = sample.stats, sample.stats["store"]
     critical, warnings = list[Markup](), list[Markup]()
     if stats["disk_full"]:
@@ -191,7 +194,7 @@ def assess(
         warnings.append(Markup("The server took {} to respond. Its machine or disk may be busy.").format(took))
     worst = sorted(failing, key=lambda name: failing[name]["failed"], reverse=True)
     waiting = [one for one in sorted(services, key=attrgetter("waiting"), reverse=True) if one.waiting]
-    slow = [one for one in waiting if not one.paused and _is_slow(one, hour.get(one.name))]
+    slow = slow_services(stats, hour, times, time.time())
     paused = [one for one in waiting if one.paused]
     recently = f"Failing in the last {RECENTLY / 60:.0f} minutes: {{}}."
     found = {
@@ -202,10 +205,14 @@ def assess(
             _waits(one) for one in waiting if one.lacks_workers
         ],
         "Paused with requests waiting: {}.": [*map(_waits, paused)],
-        "Slower than usual, with all workers busy or the limit reached: {}. See how long they run; limit what is slow,"
-        " add workers, or raise the limit.": [*map(_waits, slow)],
-        "Running longer than usual: {}. See what they are waiting for.": [
-            ("", name, times) for name, times in slower.items()
+        **{
+            f"{SLOWER.capitalize()}: {{}}. {sentence(advice)}": [
+                _waits(one) for one in waiting if slow.get(one.name) == advice
+            ]
+            for advice in slow.values()
+        },
+        f"Running longer than usual: {{}}. {sentence(FIND_CAUSE)}": [
+            ("", name, one.text) for name, one in times.items() if one.is_slower
         ],
         "Poison (it killed its workers): {}. Delete it, or fix the code that handles it.": [
             (f"/requests/{row['uuid']}", row["service"], row["uuid"][-8:]) for row in poison
@@ -234,11 +241,6 @@ def _link(named: tuple[str, str, str]) -> Markup:
 
 def _waits(service: ServiceRow) -> tuple[str, str, str]:
     return "", service.name, f"{service.waiting:,} waiting"
-
-
-def _is_slow(service: ServiceRow, hour: ServiceFacts | None) -> bool:
-    age = time.time() - service.oldest / 1e6 if service.oldest else 0.0
-    return is_slow(age, service.workers or 0, service.running, service.limits.get("running"), hour)
 
 
 # -- the store ----------------------------------------------------------------------------------------------------

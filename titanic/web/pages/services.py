@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 from titanic.aio import Client
 from titanic.errors import TitanicError
-from titanic.facts.service_health import HOUR, LATELY, RECENTLY, RunTimes, run_times
+from titanic.facts.service_health import HOUR, LATELY, RECENTLY, SLOWER, RunTimes, run_times, slow_services
 from titanic.protocol.documents import FactsInfo, LimitValues, RequestInfo, ServiceFacts
 from titanic.schedules.scheduler import PAUSED
 from titanic.util.text import limit_source, limit_value
@@ -277,11 +277,15 @@ async def service(request: Request) -> Response:
     if limits_set:
         limits_set = await cache.get(request, "limits", _limits_set, client, name)
     times = (await run_times_now(request)).get(name, NO_TIMES) if known else NO_TIMES
-    now = time.time()
+    now, slow = time.time(), ""
+    if not isinstance(sample, NotPermitted) and history:
+        slow = slow_services(sample.stats, history["services"], {name: times}, now).get(name, "")
     return state.page(
         request,
         "service.html",
         times=times,
+        slow=slow,
+        slower=SLOWER,
         source={limit: limit_source(limit, limits_set, now) for limit in READ_LIMIT},
         set_limits={one: limit_value(one, limits_set[one]) if limits_set.get(one) else "" for one in READ_LIMIT},
         name=name,

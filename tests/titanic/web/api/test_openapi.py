@@ -12,6 +12,7 @@ import pytest
 from support import torture
 from support.each import each
 
+from titanic import Client
 from titanic.protocol.documents import ServiceStats
 from titanic.web.api import openapi
 from titanic.web.api.routes import PATHS, ROUTES
@@ -69,7 +70,7 @@ def test_a_service_has_the_figures_that_clients_know() -> None:
         ("/v1/session", openapi.Session),
     ],
 )
-def test_answers_are_as_declared(http: httpx.Client, path: str, document: type) -> None:
+def test_answers_are_as_declared(http: httpx.Client, client: Client, path: str, document: type) -> None:
     headers = {
         "Titanic-Limit": "5",
         "Titanic-TTL": "60",
@@ -82,8 +83,12 @@ def test_answers_are_as_declared(http: httpx.Client, path: str, document: type) 
     shown = http.get(f"/v1/requests/{uuid}").json()
     msgspec.convert(shown, openapi.Request)
     assert shown.keys() <= openapi.Request.__annotations__.keys()
+    for paused in (True, False):
+        client.set_service("upper", paused=paused)
+    http.put("/v1/services/upper/limits", json={"running": 5})  # a new sample is taken
     (row,) = http.get("/v1/services").json()["services"]
     assert row.keys() == openapi.Service.__annotations__.keys() | openapi.ServiceNumbers.__annotations__.keys()
+    msgspec.convert(row, openapi.Service)
 
 
 def cases(said: str) -> int:

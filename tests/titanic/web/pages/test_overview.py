@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 import uuid
+from dataclasses import asdict
 from threading import Event
 from typing import Any
 
@@ -97,7 +98,7 @@ def test_a_service_that_became_slow_needs_attention(http: httpx.Client, server: 
     server.writer.facts.attempts(ends * 100, now_us)
     where = "--endpoint", server.endpoints[0], "--timeout", "30"
     page = Page(http.get("/").text)
-    assert "Running longer than usual: mail (1.4 s, usually 14 ms). See what they are waiting for." in page.text
+    assert "Running longer than usual: mail (1.4 s, usually 14 ms). See what the tasks wait for." in page.text
     found = here("doctor", "--json", *where)
     (text,) = [one["text"] for one in found.json["checks"] if one["check"] == "run times"]
     assert text == "longer than usual: mail (1.4 s, usually 14 ms)"
@@ -107,10 +108,11 @@ def test_a_service_that_became_slow_needs_attention(http: httpx.Client, server: 
         ("echo", "14 ms, usually 14 ms"),
         ("mail", "1.4 s, usually 14 ms"),
     ]
+    assert services.endswith("\nmail: runs longer than usual; see what the tasks wait for\n")
     with Worker("mail", lambda frames: frames, server.endpoints[0]), Worker("echo", list, server.endpoints[0]):
         listed = [("mail", "1.4 s, 1.9 s (usually 14 ms)"), ("echo", "14 ms, 19 ms (usually 14 ms)")]
         until(lambda: [(row[0], row[5]) for row in Page(http.get("/services?sort=-run").text).rows] == listed)
-        assert "1.4 s, usually 14 ms. See what its tasks are waiting for." in Page(http.get("/services/mail").text).text
+        assert "1.4 s, usually 14 ms. See what the tasks wait for." in Page(http.get("/services/mail").text).text
         assert "Running longer" not in Page(http.get("/services/echo").text).text
 
 
@@ -143,18 +145,23 @@ def test_problems_lead_to_their_services() -> None:
         ServiceRow("mail", waiting=2, workers=0),
         ServiceRow("quick", waiting=5, running=3, workers=4, oldest=old),
         ServiceRow("kept", waiting=3, running=3, workers=4, oldest=old, limits={"running": 3}),
+        ServiceRow("went on", waiting=1, running=4, workers=4, oldest=old),
     ]
+    rows = {one.name: asdict(one) for one in services}
+    rows["went on"]["resumed_at"] = int(time.time() * 1e6)
     usual: Any = {"wait": {"p50": 0.01, "p90": 0.1, "p99": 1.0}}
     nodes: Any = [{"name": "node-a", "lease": 9.0}, {"name": "node-b", "lease": None, "claims": 2}]
-    level, problems, *_ = assess(sampled(), services, {}, dict.fromkeys(("a&b", "quick", "kept"), usual), (), nodes)
+    level, problems, *_ = assess(sampled(by_service=rows), services, {}, dict.fromkeys(rows, usual), (), nodes)
     assert level == "warning"
-    assert [re.sub("<[^>]*>", "", one).partition(".")[0] for one in problems] == [
+    slower = "Slower than usual, with all workers busy or the limit reached"
+    assert [re.sub("<[^>]*>", "", one).partition(". Start")[0] for one in problems] == [
         "Nodes that stopped while they had requests: node-b (2 claimed)",
         "No workers: mail (2 waiting)",
-        "Paused with requests waiting: pdf (1 waiting)",
-        "Slower than usual, with all workers busy or the limit reached: a&amp;b (5 waiting), kept (3 waiting)",
+        "Paused with requests waiting: pdf (1 waiting).",
+        f"{slower}: a&amp;b (5 waiting). Add workers, or slots (--jobs).",
+        f"{slower}: kept (3 waiting). Raise its limit of running requests: titanic limits SERVICE --running N.",
     ]
-    for problem, name in zip(problems[1:], ("mail", "pdf", "a%26b"), strict=True):
+    for problem, name in zip(problems[1:], ("mail", "pdf", "a%26b", "kept"), strict=True):
         assert f'href="/services/{name}"' in problem
 
 
