@@ -9,12 +9,13 @@ Client side
     PARTIAL    b → c    (none)                         […] MDPC02 02 service body…      '' MDPC02 03 body…
     FINAL      b → c    […] '' MDPC01 service body…    […] MDPC02 03 service body…      '' MDPC02 04 body…
 
-Client side for a queue that keeps whole replies: 0.2 with a REQUEST of its own, and three more messages of the broker
+Client side for a queue that keeps whole replies: 0.2 with a REQUEST of its own, and four more messages of the broker
     REQUEST    c → b    […] MDPC02 05 service body…
     PARTIAL, FINAL      as in 0.2: a worker's words
     RESTART    b → c    […] MDPC02 06 service          a worker begins late, or another one: no part so far counts
     REFUSED    b → c    […] MDPC02 07 service body…    an error reply of the broker itself, in place of a FINAL
     PROGRESS   b → c    […] MDPC02 08 service json     how far the worker is
+    GIVEN      b → c    […] MDPC02 09 service delivery keeper    if asked for: which worker has it (`missing.py`)
 
 Worker side
     message             0.1                            0.2                              majortomo

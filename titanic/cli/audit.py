@@ -42,7 +42,8 @@ def audit(
     the web console are listed. The editor of a file is not recorded: its row has the server's system user.
 
     --json prints {acts: [{at, act, user, way, address, service, uuid, count, text}], refusals: [{at, address, count,
-    user, action}], next}. Times are microseconds since 1970.
+    user, action}], next}. `way` is http, page, mdp or offline; `uuid` the first of `count` requests. Times are
+    microseconds since 1970.
 
     \b
     Example:

@@ -98,7 +98,9 @@ def status(as_json: bool, watch: float | None, **where: Any) -> None:
     running          number of requests being processed by workers
     waiting_clients  number of clients waiting for a reply
     since_start      {accepted, refused, repeated (the key was known),
-                     replies_given, closed, commits}
+                     replies_given, closed, commits, ends_missed
+                     (requests of on_end and on_failed for which there
+                     was no room; absent if none)}
     dispatch         since the start: {dispatched, succeeded, failed (for
                      good), expired, retried, returned (by the broker; not
                      counted as attempts), poisoned (failed as poison)}

@@ -222,8 +222,11 @@ def show(uuid: str, body: bool, as_json: bool, **where: Any) -> None:
 
     \b
     uuid, service
-    owner, source            user who submitted it, and the IP address it came
-                             from; absent if not known
+    owner, source            user who submitted it (with access control), and
+                             the IP address that a user with gateway stated,
+                             or else of the connection; absent over ipc://,
+                             through a separate broker, or if the server
+                             submitted it
     state                    waiting, delayed, running, done, failed, expired
     paused                   true while it waits or is delayed and its service
                              is paused; absent
@@ -238,20 +241,24 @@ def show(uuid: str, body: bool, as_json: bool, **where: Any) -> None:
                              as submitted; absent if not given
     body_frames, body_bytes, reply_frames, reply_bytes
     progress                 {done, of, text} of a running request, if its
-                             worker reports progress
+                             worker reports progress; of: null if unknown
     attempts, dispatched_at  number of attempts, and time of the last one
     deliveries               number of deliveries to workers, if known to be
                              more than attempts; absent
     running_since, worker    while a worker of this server runs it: start
-                             time, and HOST:PID if known; absent
-    due                      time of the next attempt
+                             time, and HOST:PID if known; absent, always
+                             with a separate broker
+    due                      time of the next attempt, if it is delayed
     reason                   why the last attempt or the request failed,
                              with the error reported by the worker
     history                  the attempts that failed: {counts: {failed, died,
                              lost}, deaths, attempts: [{delivery, outcome,
                              started_at, ended_at, worker, host, pid, version,
                              user, error}]}, of these the first and the last
-                             four; absent if none failed. `replaced`: the
+                             four; absent if none failed. What is not known
+                             of a worker is empty, with a separate broker
+                             all. `lost` is no attempt: its process had other
+                             requests, too. `replaced`: the
                              bodies before a retry with another one, first
                              and last: [{replaced_at, bytes, frames, base64}]
     flow                     {steps: [{at, uuid, service, state, closed, took,

@@ -61,7 +61,7 @@ ROOM = 4096
 Frames = list[bytes]
 
 VIA = b"titanic:via="
-"""Begins the frame that says how a user came to the client, as `WAY` or `WAY ADDRESS`: cli, http or page, and an IP
+"""Begins the frame that says how a user came to the client, as `WAY` or `WAY ADDRESS`: http or page, and an IP
 address."""
 
 
