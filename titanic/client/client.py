@@ -446,10 +446,12 @@ class Client:
         and nothing of the reply. `why`: as of `show`. Raises UnknownRequest."""
         return finish(self._own.look(uuid, most, why=why))
 
-    def find(self, keys: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
+    def find(self, keys: Sequence[str], flow: str | None = None) -> tuple[dict[str, str], dict[str, str]]:
         """Find requests by their keys: return the UUID of each known key, and the state of each of these UUIDs, except
-        those of closed requests."""
-        return finish(self._own.find(keys))
+        those of closed requests.
+
+        `flow`: the UUID of a flow, to find its steps, which its workers' user submits. Needs `read = "all"`."""
+        return finish(self._own.find(keys, flow))
 
     def clock(self) -> float:
         """Return the time of the server's clock, which delays and keys use, in seconds since 1970. Servers that share a

@@ -505,13 +505,13 @@ class ClientCore:
         behind = document["body"]
         return Look(document["requests"][0], frames[:behind], frames[behind:])
 
-    async def find(self, keys: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
+    async def find(self, keys: Sequence[str], flow: str | None = None) -> tuple[dict[str, str], dict[str, str]]:
         """The requests that were submitted with these keys: the UUID of each key that is remembered, and the state of
-        each of these UUIDs, except those of closed requests."""
+        each of these UUIDs, except those of closed requests. `flow`: as of `Client.find`."""
         uuids: dict[str, str] = {}
         states: dict[str, str] = {}
         for at in range(0, len(keys), MOST_UUIDS):
-            document = await self._document(tsp.LIST, {"keys": [*keys[at : at + MOST_UUIDS]]})
+            document = await self._document(tsp.LIST, {"keys": [*keys[at : at + MOST_UUIDS]], "uuid": flow})
             uuids.update(document["uuids"])
             states.update((row["uuid"], row["state"]) for row in document["requests"])
         return uuids, states

@@ -13,7 +13,8 @@ A group within a flow is a flow itself, and a step of the outer one.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import count
 from typing import NamedTuple, TypedDict
 
@@ -35,6 +36,9 @@ def place(chain: int, stage: int) -> str:
     return f"{chain}.{stage}"
 
 
+Find = Callable[[Sequence[str]], tuple[dict[str, str], dict[str, str]]]
+"""`Client.find`."""
+
 FEW = 10
 """Chains that are requested at first: most flows have fewer."""
 
@@ -47,28 +51,28 @@ class FoundStep(NamedTuple):
     state: str
 
 
-def steps_of(client: RequestQueue, flow: str) -> list[FoundStep]:
+def steps_of(find: Find, flow: str) -> list[FoundStep]:
     """The steps of a flow, in the order of their stages, then of their chains, and what is executed because it has
     failed; not those of flows within it."""
-    failed, heads = _look(client, flow, [ERROR]), _look(client, flow, [place(chain, 0) for chain in range(FEW)])
+    failed, heads = _look(find, flow, [ERROR]), _look(find, flow, [place(chain, 0) for chain in range(FEW)])
     found, first = heads, FEW
     while heads:
-        heads = _look(client, flow, [place(chain, 0) for chain in range(first, first + MOST_UUIDS)])
+        heads = _look(find, flow, [place(chain, 0) for chain in range(first, first + MOST_UUIDS)])
         found = [*found, *heads]
         first += MOST_UUIDS
     reached = found
     for stage in count(1):
         if not reached:
             break
-        reached = _look(client, flow, [place(int(step.at.partition(".")[0]), stage) for step in reached])
+        reached = _look(find, flow, [place(int(step.at.partition(".")[0]), stage) for step in reached])
         found = [*found, *reached]
     return [*found, *failed]
 
 
-def flows_among(client: RequestQueue, steps: Sequence[FoundStep]) -> list[str]:
+def flows_among(find: Find, steps: Sequence[FoundStep]) -> list[str]:
     """Those of them that are flows themselves."""
     keys = {step_key(step.uuid, place(0, 0)): step.uuid for step in steps}
-    found, _ = client.find([*keys])
+    found, _ = find([*keys])
     return [keys[key] for key in found]
 
 
@@ -77,19 +81,19 @@ def sweep(client: RequestQueue, root: str) -> None:
     crash, for the keys last longer than the requests."""
     for steps in _levels(client, root):
         client.close_many([step.uuid for step in steps if step.state])
-    client.close_many([step.uuid for step in _look(client, root, [END]) if step.state])
+    client.close_many([step.uuid for step in _look(client.find, root, [END]) if step.state])
 
 
 def _levels(client: RequestQueue, root: str) -> Iterator[list[FoundStep]]:
     flows = [root]
     while flows:
-        steps = [step for flow in flows for step in steps_of(client, flow)]
+        steps = [step for flow in flows for step in steps_of(client.find, flow)]
         yield steps
-        flows = flows_among(client, steps)
+        flows = flows_among(client.find, steps)
 
 
-def _look(client: RequestQueue, flow: str, places: Sequence[str]) -> list[FoundStep]:
-    uuids, states = client.find([step_key(flow, at) for at in places])
+def _look(find: Find, flow: str, places: Sequence[str]) -> list[FoundStep]:
+    uuids, states = find([step_key(flow, at) for at in places])
     found = ((at, uuids.get(step_key(flow, at), "")) for at in places)
     return [FoundStep(at, uuid, states.get(uuid, "")) for at, uuid in found if uuid]
 
@@ -122,13 +126,13 @@ class FlowTree(TypedDict):
 
 def flow_tree(client: RequestQueue, uuid: str, closed: Sequence[ClosedStep] = ()) -> FlowTree:
     """The steps of a flow. `closed`: what the server remembers of those that are closed."""
-    return _tree(client, uuid, {step["uuid"]: step for step in closed})
+    return _tree(client, partial(client.find, flow=uuid), uuid, {step["uuid"]: step for step in closed})
 
 
-def _tree(client: RequestQueue, uuid: str, closed: dict[str, ClosedStep]) -> FlowTree:
-    found = sorted(steps_of(client, uuid), key=_place)
+def _tree(client: RequestQueue, find: Find, uuid: str, closed: dict[str, ClosedStep]) -> FlowTree:
+    found = sorted(steps_of(find, uuid), key=_place)
     shown = found[:MOST]
-    flows = set(flows_among(client, shown)) if shown else set[str]()
+    flows = set(flows_among(find, shown)) if shown else set[str]()
     steps: list[FlowStep] = []
     for step in shown:
         row, old = _row(client, step), closed.get(step.uuid)
@@ -139,7 +143,7 @@ def _tree(client: RequestQueue, uuid: str, closed: dict[str, ClosedStep]) -> Flo
             one |= {"service": row["service"], "took": _took(row)}
         elif old is not None:
             one |= {"service": old["service"], "closed": old["state"], "took": old["took"]}
-        one["flow"] = _tree(client, step.uuid, closed) if step.uuid in flows else None
+        one["flow"] = _tree(client, find, step.uuid, closed) if step.uuid in flows else None
         steps.append(one)
     return FlowTree(steps=steps, more=dict(Counter(step.state or "closed" for step in found[MOST:])))
 

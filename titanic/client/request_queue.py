@@ -49,7 +49,7 @@ class RequestQueue(Protocol):
     def close_many(self, uuids: Iterable[str]) -> None:
         """Delete any number of requests and their replies."""
 
-    def find(self, keys: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
+    def find(self, keys: Sequence[str], flow: str | None = None) -> tuple[dict[str, str], dict[str, str]]:
         """Return the UUID of each key, and the state of each of these requests that is not closed."""
 
     def show(self, uuid: str) -> RequestInfo:

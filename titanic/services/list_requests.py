@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol, cast
 
 from msgspec.structs import asdict
 
-from broker import User
+from broker import Access, Permission, User
 from titanic.errors import Forbidden, RecordCorrupt
 from titanic.facts import registered_schedules
 from titanic.facts.closed_steps import closed_steps
@@ -17,7 +17,7 @@ from titanic.protocol.documents import SUBMITTER_FIELDS
 from titanic.protocol.messages import List, read
 from titanic.protocol.permissions import lacks
 from titanic.protocol.submit_options import read_policy
-from titanic.protocol.tsp import FLOW_SUFFIX, Frames, Progress, cut
+from titanic.protocol.tsp import FLOW_SUFFIX, Frames, Progress, cut, step_key
 from titanic.services import redrive_jobs
 from titanic.services.ownership import is_hidden, place_behind
 from titanic.services.why import Explainer, Facts, explain
@@ -49,6 +49,9 @@ MOST_BEGUN = 65_536
 DAMAGED = tsp.failure("not read: a record of the store is damaged; ask the administrator to run titanic check")
 """The answer for users that must not learn which record it is."""
 
+MAX_OWNERS = 50
+"""Users that may have submitted a flow's steps: each is asked for."""
+
 
 def answer(
     transaction: ReadTransaction,
@@ -61,20 +64,21 @@ def answer(
     shared: bool = False,
     explainer: Explainer | None = None,
     given: list[bytes] | None = None,
+    access: Access | None = None,
 ) -> Frames:
     """The answer to a titanic.list. Raises Forbidden for a user that may read nothing.
 
     `running`: the dispatcher; None: no worker has anything. `user`: the client's user; only what that user may read is
     returned; None: all. `now_us`: the time, if the client asks for it. `paused`: the paused services. `shared`: the
     store is shared, and knows the claims of its nodes. `explainer`: that of the server; None: there is none. `given`
-    gets the requests of which the answer has something of the body or the reply.
+    gets the requests of which the answer has something of the body or the reply. `access`: the users, if known.
     """
     if user is not None and (fault := lacks(user, "read")) is not None:
         raise Forbidden(fault)
     try:
         options = read(List, b"".join(body[:1]) or b"{}")
         given = [] if given is None else given
-        return _answer(transaction, options, running, user, now_us, paused, shared, explainer, given)
+        return _answer(transaction, options, running, user, now_us, paused, shared, explainer, given, access)
     except ValueError as error:
         return tsp.bad_request(str(error))
     except RecordCorrupt:
@@ -93,12 +97,13 @@ def _answer(
     shared: bool,
     explainer: Explainer | None,
     given: list[bytes],
+    access: Access | None,
 ) -> Frames:
     if options.jobs:
         return [tsp.OK, json.dumps({"jobs": redrive_jobs.documents(transaction, user, options.uuid)}).encode()]
     if options.schedules:
         return [tsp.OK, json.dumps({"schedules": registered_schedules.documents(transaction, user, now_us)}).encode()]
-    found = _find(transaction, options, running, user, shared)
+    found = _find(transaction, options, running, user, shared, access)
     rows = found.rows
     at_work = [row.uuid for row in rows if row.state is State.WAITING and row.uuid in found.running]
     far = running.progress(at_work) if running is not None and at_work else {}
@@ -153,7 +158,12 @@ class _Found(NamedTuple):
 
 
 def _find(
-    transaction: ReadTransaction, options: List, running: RunningRequests | None, user: User | None, shared: bool
+    transaction: ReadTransaction,
+    options: List,
+    running: RunningRequests | None,
+    user: User | None,
+    shared: bool,
+    access: Access | None,
 ) -> _Found:
     """Find the requests that the client asks for and its user may read."""
     owner = None if user is None or user.reads_all else user.owner
@@ -167,7 +177,7 @@ def _find(
     holders: dict[str, bytes] = {}
     rows: Sequence[Description]
     if options.keys is not None:
-        namespace = b"" if user is None else user.owner
+        namespace = _namespace(transaction, options.uuid, user, access)
         keys = {key: key.encode(errors="replace") for key in options.keys}
         found = transaction.holders([*keys.values()], namespace)
         holders = {text: found[key] for text, key in keys.items() if key in found}
@@ -196,6 +206,20 @@ def _find(
     if state is State.WAITING and options.uuid is None and options.keys is None:
         rows = [row for row in rows if row.uuid not in at_workers]
     return _Found(rows, following, at_workers, holders)
+
+
+def _namespace(transaction: ReadTransaction, flow: str | None, user: User | None, access: Access | None) -> bytes:
+    """Whose keys are meant: the user's; of a flow's steps, if the user may read all, those of the user whose workers
+    submit them. What others submit with such keys only looks like steps."""
+    own = b"" if user is None else user.owner
+    row = None if flow is None or user is None or not user.reads_all else transaction.describe(bytes.fromhex(flow))
+    if flow is None or row is None:
+        return own
+    owners = [row.owner]
+    if access is not None:
+        owners = [one.owner for one in access.users.values() if one.may(Permission.WORK, row.service)][:MAX_OWNERS]
+    first = step_key(flow, "0.0").encode()
+    return next((one for one in owners if transaction.holders([first], one)), own)
 
 
 def _service(options: List) -> bytes | None:

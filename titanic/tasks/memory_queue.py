@@ -332,7 +332,7 @@ class MemoryQueue:
         """As `Client.close_many`."""
         self.close(*uuids)
 
-    def find(self, keys: Iterable[str]) -> tuple[dict[str, str], dict[str, str]]:
+    def find(self, keys: Iterable[str], flow: str | None = None) -> tuple[dict[str, str], dict[str, str]]:
         """As `Client.find`."""
         with self._store.write() as transaction:
             transaction.trim(self._wall_us, KEEP_ALL, ENDLESS)

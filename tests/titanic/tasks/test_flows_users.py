@@ -15,6 +15,7 @@ from support.waiting import until
 from broker import new_keys
 from titanic import Client, Forbidden, RequestFailed, Server
 from titanic.client.flows import flow_tree
+from titanic.protocol.tsp import step_key
 from titanic.tasks import TaskFailed, Tasks
 
 HANDS = 'work = ["s.*"]\nsubmit = ["s.*"]\nclose = true\nread = "{read}"\n'
@@ -117,6 +118,22 @@ def test_who_submits_a_flow_sees_it_and_not_its_steps(scene: Scene) -> None:
         root = until(lambda: len(theirs.list()[0]) == 1 and theirs.show(ticket.uuid))
         assert {one["service"]: one["state"] for one in root["closed_steps"]} == {"s.double": "done", "s.tell": "done"}
         assert "closed_steps" not in own.show(ticket.uuid)
+
+
+def test_who_reads_all_sees_the_steps_of_a_running_flow(scene: Scene) -> None:
+    hands = scene.app("hands")
+    hands.goes_on.clear()
+    ticket = scene.app("customer").flow.submit()
+    with scene.client("single") as single, scene.client("auditor") as auditor, scene.client("customer") as own:
+        forged = step_key(ticket.uuid, "0.0")
+        single.submit("s.double", b"{}", key=forged)
+        assert flow_tree(auditor, ticket.uuid)["steps"] == []  # no worker of the flow submitted it
+        with hands.app.worker(jobs=2):
+            (step,) = until(lambda: flow_tree(auditor, ticket.uuid)["steps"], 30)
+            assert (step["service"], auditor.show(step["uuid"])["owner"]) == ("s.double", "hands")
+            assert auditor.find([forged]) == own.find([forged], flow=ticket.uuid) == ({}, {})
+            hands.goes_on.set()
+            assert ticket.reply(timeout=60) == "it is 8"
 
 
 def test_a_flow_that_is_closed_takes_the_steps_of_others_along(scene: Scene) -> None:

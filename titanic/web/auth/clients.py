@@ -363,9 +363,9 @@ class SyncClient:
         self._loop = asyncio.get_running_loop()
         self._deadline = time.monotonic() + TIMEOUT
 
-    def find(self, keys: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
+    def find(self, keys: Sequence[str], flow: str | None = None) -> tuple[dict[str, str], dict[str, str]]:
         """As `titanic.Client.find`."""
-        return self._call(self._client.find(keys))
+        return self._call(self._client.find(keys, flow))
 
     def show(self, uuid: str) -> RequestInfo:
         """As `titanic.Client.show`."""

@@ -104,15 +104,16 @@ def test_a_retry_without_permission(scene: Secured, expired: str) -> None:
     until(lambda: "No request was retried. 1 request was skipped" in Page(browser.get(answer.url.path).text).text)
 
 
-def test_the_steps_of_a_workflow_are_shown_to_its_owner(scene: Secured) -> None:
+def test_the_steps_of_a_workflow_are_shown_to_its_owner_and_admins(scene: Secured) -> None:
     sent = scene.program("alice").post("/v1/services/shop.flow/requests", content=b"x").json()["uuid"]
     assert "No steps submitted yet" in Page(scene.browser("alice").get(f"/requests/{sent}").text).text
     found = Page(scene.browser("chief").get(f"/requests/{sent}").text)
-    assert "Steps are shown only to the user whose workers submit them" in found.text
+    assert "No steps submitted yet, or another user's workers submitted them" in found.text
     step = {"Idempotency-Key": step_key(sent, "0.0")}
     assert scene.program("alice").post("/v1/services/resize/requests", content=b"x", headers=step).status_code == 202
     searched = Page(scene.browser("chief").get(found.links["Search for steps"]).text)
     assert [row[2] for row in searched.rows] == ["resize"]
+    assert "0.0 resize waiting" in Page(scene.browser("chief").get(f"/requests/{sent}").text).text
 
 
 def test_users_are_listed_for_admins_only(scene: Secured) -> None:
