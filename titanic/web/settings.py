@@ -47,7 +47,12 @@ class WebSettings:
     )
     prefix: str = setting("", "Path prefix of all URLs, such as /queue; a proxy must not remove it.", otherwise="/")
     hosts: tuple[str, ...] = setting((), "Host name that browsers use, besides the address of `bind`.", option="host")
-    max_body: int = setting(64 << 20, "Largest body of a request.", unit="B")
+    max_body: int = setting(
+        64 << 20,
+        "Largest body of a request. All bodies in memory share 256 MiB or, if larger, twice this; a user has at most"
+        " half.",
+        unit="B",
+    )
     tls_certificate: Path | None = setting(
         None, "Serve HTTPS with this certificate and its chain, PEM.", otherwise="plain HTTP"
     )
