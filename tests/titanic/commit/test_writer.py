@@ -13,7 +13,7 @@ from support.store_remote import RemoteStore
 from support.waiting import until
 
 from titanic.commit.writer import Writer, halves
-from titanic.errors import RecordCorrupt, StoreError, StoreFailed, StoreFull
+from titanic.errors import RecordCorrupt, StoreAway, StoreError, StoreFailed, StoreFull, WriteConflict
 from titanic.facts.counts import FAILED
 from titanic.facts.recorder import AttemptEnd
 from titanic.store import MIN_CAPACITY, NewRequest, Store
@@ -120,6 +120,31 @@ def test_a_disk_that_fails_is_told_to_all_at_once_and_nothing_is_kept(store: Sto
     assert stored(store) == 0
     run(store, [Put(store)])
     assert stored(store) == 1
+
+
+def test_what_conflicts_with_other_nodes_is_tried_three_times(store: Store) -> None:
+    class Conflicts(Put):
+        left = 2
+
+        def apply(self, transaction: LmdbWriteTransaction, now_us: int) -> None:
+            super().apply(transaction, now_us)
+            if self.left:
+                self.left -= 1
+                raise conflict
+
+    conflict = WriteConflict("another node was first")
+    one, other = Conflicts(store), Conflicts(store)
+    other.left = 3
+    run(store, [one])
+    run(store, [other])
+    assert (one.heard, other.heard, stored(store)) == (["committed"], [conflict], 1)
+
+
+def test_a_database_that_is_away_is_logged_by_the_store_alone(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    away = StoreAway("the database is away")
+    write = Put(store, fails_with=away)
+    run(store, [write])
+    assert (write.heard, caplog.text) == ([away], "")
 
 
 def test_the_sync_is_before_the_answer(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
