@@ -292,9 +292,10 @@ POISON = "poison: "
 
 def _poisoned(outcome: AttemptOutcome, history: AttemptHistory) -> Finish:
     """The end of a request that workers died of."""
-    names = [one["worker"] for one in history["attempts"] if one["outcome"] == "died" and one["worker"]]
+    names = Counter(one["worker"] for one in history["attempts"] if one["outcome"] == "died" and one["worker"])
+    named = ", ".join(f"{name} ({count} times)" if count > 1 else name for name, count in names.items())
     died = f"{counted(history['deaths'], 'worker')} died while processing it and nothing else"
-    reason = f"{POISON}{died}" + (f", the last ones {', '.join(names)}" if names else "")
+    reason = f"{POISON}{died}" + (f", the last ones {named}" if named else "")
     return Finish(outcome.uuid, Status.FAILED, [], outcome.attempts, reason, outcome.started)
 
 

@@ -184,6 +184,17 @@ def test_a_request_is_poison_after_as_many_deaths_as_is_set(server: Server, clie
     assert client.show(uuid)["reason"].startswith("poison: 1 worker died")
 
 
+@pytest.mark.settings(retry_first=0.1, retry_most=0.2)
+def test_a_process_whose_children_die_is_named_once(server: Server, client: Client) -> None:
+    uuid = client.submit("echo", "poison")
+    for process in (b"h:7", b"h:8", b"h:7"):
+        with raw_worker(server.endpoints[0], b"echo", b"titanic:process=" + process) as worker:
+            worker.take(PATIENCE)
+    until(lambda: client.show(uuid)["state"] == "failed")
+    died = "poison: 3 workers died while processing it and nothing else, the last ones h:7 (2 times), h:8"
+    assert client.show(uuid)["reason"] == died
+
+
 def test_with_a_separate_broker_the_worker_is_unknown(tmp_path: Path) -> None:
     def handle(frames: list[bytes]) -> None:
         raise RemoteError(500, "broken")
