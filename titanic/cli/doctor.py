@@ -206,10 +206,13 @@ class Doctor:
         self._services(found.document, worker_counts(client))
 
     def _nodes(self, client: Client) -> None:
-        """Check whether a node that shares the store has ended with requests."""
+        """Check whether a node that shares the store has died."""
         nodes = client.nodes() or []
-        if ended := [node["name"] for node in nodes if node["lease"] is None]:
-            self._add("nodes", f"ended with requests: {', '.join(ended)}", "start them again; titanic nodes", ok=False)
+        if ended := [
+            f"{one['name']} ({counted(one['claims'] or 0, 'request')} claimed)" for one in nodes if one["lease"] is None
+        ]:
+            text = f"ended without shutting down: {', '.join(ended)}"
+            self._add("nodes", text, "start them again; titanic nodes", ok=False)
         elif nodes:
             self._add("nodes", f"{len(nodes)} share the store", ok=True)
 

@@ -36,8 +36,9 @@ def nodes(as_json: bool, **where: Any) -> None:
     """List the servers that share a store in PostgreSQL. Any of them can answer; --store asks the database.
 
     UP is how long the server has held its lease without a gap. LEASE is the time until the lease expires; servers renew
-    it five times per period. "expired" means that it expired with requests in flight, which other servers now take
-    over. WORKERS and RUNNING are as of the last renewal. SHARD is the number of the server's set of counters.
+    it five times per period. "expired" means that the server ended without shutting down; other servers take over its
+    requests. It stays listed for one or two hours, or until it is back. WORKERS and RUNNING are as of the last renewal,
+    in --json also those of an expired one. SHARD is the number of the server's set of counters.
     ACCESS is the start of the SHA-256 of its access file, which must be equal on all servers; "open" means none.
     Servers with the same NODE are shown with their incarnation: give each its own name.
 
@@ -76,7 +77,8 @@ def _line(row: NodeInfo, rows: Sequence[NodeInfo]) -> tuple[str, ...]:
         name = f"{name} ({row['incarnation']})"
     lease = "expired" if row["lease"] is None else f"{max(0.0, row['lease']):.0f}s"
     states = [*(["connected"] if row["asked"] else []), *(["draining"] if row["draining"] else [])]
-    figures = map(str, (row["workers"], row["running"], row["claims"], row["shard"]))
+    work = ("–", "–") if row["lease"] is None else (row["workers"], row["running"])
+    figures = map(str, (*work, row["claims"], row["shard"]))
     what = (*figures, row.get("access", "")[:8] or "?", " ".join(states))
     return (name, row["version"], " ".join(row["endpoints"]), age(row["started_at"]), lease, *what)
 

@@ -328,7 +328,8 @@ class SharedReadTransaction(ReadTransaction, Protocol):
         """The living incarnations."""
 
     def nodes_and_claims(self) -> list[NodeRow]:
-        """The same with what each has claimed, and dead incarnations that still have claims. Reads all waiting rows."""
+        """The same with what each has claimed, and dead incarnations that still have claims, or did not leave and are
+        not long dead, unless one of that name has joined since. Reads all waiting rows."""
 
 
 class SharedWriteTransaction(WriteTransaction, SharedReadTransaction, Protocol):

@@ -231,7 +231,7 @@ def test_a_node_that_ended_with_a_request(tmp_path: Path) -> None:
             assert [node["claims"] for node in client.nodes() or () if node["lease"] is None] == [1]
     found = {one["check"]: one for one in done.json["checks"]}
     assert done.code == 1
-    assert found["nodes"]["text"] == "ended with requests: dead"
+    assert found["nodes"]["text"] == "ended without shutting down: dead (1 request claimed)"
     assert found["nodes"]["next"] == "start them again; titanic nodes"
 
 

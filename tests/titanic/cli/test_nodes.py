@@ -7,9 +7,11 @@ from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
+import httpx
 import pytest
 from support.access_files import AccessFiles
 from support.cli_titanic import here, running, serving
+from support.pages import Page
 from support.postgres import needs_postgres
 from support.serving import QUICK, config
 from support.waiting import until
@@ -18,6 +20,8 @@ from broker import Worker
 from titanic import Client, Refused, Server
 from titanic.settings import ServiceLimits
 from titanic.store import LeaseConfig
+from titanic.web.serving import WebServer
+from titanic.web.settings import WebSettings
 
 pytestmark = needs_postgres
 
@@ -104,6 +108,35 @@ def test_the_nodes_are_listed_and_one_is_drained(url: str, tmp_path: Path) -> No
         gone_on = here("drain", "--wait", "0", *of_a)
         assert (gone_on.code, gone_on.err) == (0, "titanic: draining a\n")
         until(lambda: a.drained)
+
+
+def test_a_node_that_was_killed_stays_in_the_list_until_it_is_back(url: str, tmp_path: Path) -> None:
+    lease = LeaseConfig(lease=3, renew=0.4, margin=0.3)
+    options = ("--store", url, "--bind", "tcp://127.0.0.1:*", "--node-name", "b", "--lease", "3s")
+    with Server(config(tmp_path, store=url, node_name="a", lease=lease)) as a, Client(a.endpoints[0]) as client:
+        at, log = ("--endpoint", a.endpoints[0]), tmp_path / "log"
+
+        def problems() -> list[str]:
+            checks = here("doctor", "--json", "--timeout", "30", *at).json["checks"]
+            return [one["text"] for one in checks if one["check"] == "nodes" and not one["ok"]]
+
+        with running(log, "serve", *options) as b:
+            endpoint = b.says(r"serving at (\S+);")[1]
+            with Worker("echo", list, endpoint, config=QUICK):
+                until(lambda: [row["workers"] for row in client.nodes()] == [0, 1])
+                b.kill()
+            until(lambda: [row["lease"] is None for row in client.nodes()] == [False, True])
+        assert re.search(r"^b .* expired +– +– +0 ", here("nodes", *at).out.decode(), re.M)
+        assert problems() == ["ended without shutting down: b (0 requests claimed)"]
+        settings = WebSettings(endpoint=tuple(a.endpoints), bind=("127.0.0.1", 0), timeout=30)
+        with WebServer(settings) as web, httpx.Client(base_url=web.url, timeout=30, verify=False) as http:
+            (row,) = [row for row in Page(http.get("/store").text).rows if row[0] == "b"]
+            assert row[2:] == ["–", "–", "ended"]
+            assert "Nodes that ended without shutting down: b (0 requests claimed)" in Page(http.get("/").text).text
+        with running(log, "serve", *options) as b:
+            until(lambda: [row["lease"] is not None for row in client.nodes()] == [True, True])
+            assert problems() == []
+        until(lambda: [row["name"] for row in client.nodes()] == ["a"])
 
 
 def test_access_files_that_differ_are_told(url: str, tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ SELECT store_format, oldest, (SELECT draining FROM mine), {_OTHERS} FROM meta"""
 _LEAVE = """
 INSERT INTO node (incarnation, name, version, endpoints, lease_until)
 SELECT incarnation, '', '', '{}', '-infinity' FROM unnest(%s::bigint[]) AS gone (incarnation)
-ON CONFLICT (incarnation) DO UPDATE SET lease_until = '-infinity'"""
+ON CONFLICT (incarnation) DO UPDATE SET lease_until = '-infinity', endpoints = '{}'"""
 
 _NOTE_END = "UPDATE node SET ended_at = now() WHERE lease_until = '-infinity' AND ended_at IS NULL"
 
@@ -294,7 +294,12 @@ WITH held AS (
     SELECT incarnation, count(*) AS claims FROM titanic.ready WHERE incarnation IS NOT NULL GROUP BY incarnation
 )
 SELECT {_COLUMNS}, coalesce(h.claims, 0) FROM titanic.node AS n LEFT JOIN held AS h ON h.incarnation = n.incarnation
-WHERE n.lease_until > '-infinity' OR h.claims > 0 ORDER BY n.name, n.started_at, n.incarnation"""
+WHERE n.lease_until > '-infinity' OR h.claims > 0 OR (
+    n.endpoints <> '{{}}' AND coalesce(n.ended_at, now()) > now() - interval '1 hour' AND NOT EXISTS (
+        SELECT FROM titanic.node AS o WHERE o.name = n.name AND o.started_at > n.started_at))
+ORDER BY n.name, n.started_at, n.incarnation"""
+"""A node that ended without leaving stays for one or two hours (`ended_at` is noted once an hour), or until one of its
+name has joined."""
 
 _DRAIN = """
 UPDATE titanic.node SET draining = true WHERE incarnation = ANY(%s::bigint[]) AND lease_until > '-infinity'

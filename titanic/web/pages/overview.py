@@ -198,8 +198,10 @@ def assess(
     paused = [one for one in waiting if one.paused]
     recently = f"Failing in the last {RECENTLY / 60:.0f} minutes: {{}}."
     found = {
-        "Nodes that stopped while they had requests: {}. Start them again.": [
-            ("/store", node["name"], f"{node['claims'] or 'some'} claimed") for node in nodes if node["lease"] is None
+        "Nodes that ended without shutting down: {}. Start them again.": [
+            ("/store", node["name"], f"{counted(node['claims'] or 0, 'request')} claimed")
+            for node in nodes
+            if node["lease"] is None
         ],
         "No workers: {}. Start one, or find out why they disconnected.": [
             _waits(one) for one in waiting if one.lacks_workers

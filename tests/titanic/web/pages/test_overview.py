@@ -155,7 +155,7 @@ def test_problems_lead_to_their_services() -> None:
     assert level == "warning"
     slower = "Slower than usual, with all workers busy or the limit reached"
     assert [re.sub("<[^>]*>", "", one).partition(". Start")[0] for one in problems] == [
-        "Nodes that stopped while they had requests: node-b (2 claimed)",
+        "Nodes that ended without shutting down: node-b (2 requests claimed)",
         "No workers: mail (2 waiting)",
         "Paused with requests waiting: pdf (1 waiting).",
         f"{slower}: a&amp;b (5 waiting). Add workers, or slots (--jobs).",
