@@ -61,6 +61,7 @@ PYTHON = {
     "titanic": "Clients, servers, and what a worker knows of its request. Errors are in `titanic.errors`.",
     "titanic.aio": "The client for asyncio.",
     "titanic.tasks": "Tasks of a Python program.",
+    "titanic.schedules": "Schedules of services without tasks.",
     "titanic.django": "Tasks of a Django project.",
 }
 """The packages of the Python reference, with their introductions."""
@@ -71,7 +72,7 @@ LAZY = {
 }
 """What these packages import only when it is used."""
 
-PLAIN = ("titanic.protocol.", "titanic.jobs.", "titanic.tasks.task_errors.")
+PLAIN = ("titanic.protocol.", "titanic.jobs.", "titanic.tasks.task_errors.", "titanic.celery")
 """Modules whose classes are read as documents: all their members are shown, also those without a docstring."""
 
 ASSETS = "deploy/docs/assets/"
@@ -239,7 +240,7 @@ def _python() -> str:
     for package, introduction in PYTHON.items():
         parts.append(f"## {package}\n\n{introduction}\n")
         parts += [_directive(where) for where in (*_exports(package), LAZY.get(package)) if where]
-    parts.append(f"## titanic.errors\n\n{_directive('titanic.errors')}")
+    parts += [f"## {name}\n\n{_directive(name)}" for name in ("titanic.celery", "titanic.errors")]
     return "\n".join(parts)
 
 
@@ -247,8 +248,10 @@ def _directive(where: str) -> str:
     options = ["heading_level: 3"]
     if where.startswith(PLAIN):
         options.append("show_if_no_docstring: true")
-    if where.startswith("titanic.django."):
+    if where.startswith(("titanic.django.", "titanic.celery")):
         options.append("inherited_members: false")
+    if where == "titanic.celery":
+        options.append('filters: ["!^_", "!^[A-Z_]+$", "!^CeleryNames$"]')
     return "\n      ".join([f"::: {where}\n    options:", *options]) + "\n"
 
 

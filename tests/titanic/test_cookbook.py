@@ -12,7 +12,6 @@ from contextlib import ExitStack
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import util
-from io import BytesIO
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,7 +20,6 @@ from unittest.mock import patch
 import httpx
 import pytest
 import sentry_sdk
-from PIL import Image, UnidentifiedImageError
 from support.waiting import until
 
 import titanic
@@ -61,7 +59,7 @@ def recipe(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
 
 
 def test_each_has_a_name_of_its_own() -> None:
-    assert len(dict(BLOCKS)) == len(BLOCKS) == 5
+    assert len(dict(BLOCKS)) == len(BLOCKS) == 4
 
 
 def test_fastapi(recipe: Recipe) -> None:
@@ -142,15 +140,6 @@ def test_web_hooks(recipe: Recipe) -> None:
             sent["/gone"].reply(SOON)
         receiver.shutdown()
     assert not any(answers.values())
-
-
-def test_thumbnails(recipe: Recipe) -> None:
-    pictures = recipe("pictures")
-    out = BytesIO()
-    Image.new("RGB", (640, 480), "teal").save(out, "PNG")
-    assert Image.open(BytesIO(pictures.thumbnail.submit(out.getvalue()).reply(SOON))).size == (160, 120)
-    with pytest.raises(UnidentifiedImageError, match="cannot identify"):
-        pictures.thumbnail.submit(b"no picture").reply(SOON)
 
 
 def test_payments(recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

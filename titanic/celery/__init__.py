@@ -374,7 +374,8 @@ class Task(CeleryNames):
 def crontab(
     minute: Any = "*", hour: Any = "*", day_of_week: Any = "*", day_of_month: Any = "*", month_of_year: Any = "*"
 ) -> str:
-    """A cron expression."""
+    """A cron expression. Days and months are numbers or three letters, as in mon-fri. If both `day_of_week` and
+    `day_of_month` are set, either one suffices; in Celery both must match."""
     fields = (minute, hour, day_of_month, month_of_year, day_of_week)
     return " ".join(",".join(map(str, one)) if isinstance(one, (list, set, tuple)) else str(one) for one in fields)
 
@@ -536,7 +537,7 @@ class Celery(Tasks, CeleryNames):
 
     @property
     def handlers(self) -> dict[str, Handler]:
-        """As of `Tasks`."""
+        """What a worker does for each service, as of `Tasks`."""
         self._discover()
         handlers = super().handlers
         if self._job_handler is not None:
@@ -545,7 +546,7 @@ class Celery(Tasks, CeleryNames):
 
     @property
     def schedules(self) -> list[Schedule]:
-        """As of `Tasks`."""
+        """The schedules of its tasks, and of `beat_schedule`."""
         self._discover()
         return super().schedules
 

@@ -74,7 +74,8 @@ def cron(words: Words, once: bool, as_json: bool, log_level: str, log_format: st
                                  # unique, unique-until, unique-for
 
     If daylight saving time skips a fixed time, the tick comes at the end of the gap; if a time occurs twice, the tick
-    comes the first time. Cron expressions need the extra `tasks`.
+    comes the first time. In zones that shift by half an hour (Lord Howe), list the minutes of a fixed hour: `0,30 2`
+    instead of `*/30 2`. Cron expressions need the extra `tasks`. FILE is read only at the start.
 
     --json prints, for list, a list of {name, when, service, missed, paused, next, last: null or {tick, uuid, state}},
     with times as UTC strings; for list without FILE a list of {name, owner, service, when, tz, next, last: null or

@@ -213,9 +213,12 @@ LIMITS = (
 def limits(service: str, reset: bool | None, as_json: bool, reach: EndpointReach, **given: float | None) -> None:
     """Show the limits of a service, or set them while servers run.
 
+    Requests over --running or --rate wait in the queue and occupy no job slot of a worker; retries count, too. Requests
+    over --waiting or --bytes are refused when they are submitted.
+
     A limit that is set replaces the one of --service-limit of titanic serve, for all servers that share the store. It
-    survives restarts, and applies until it is reset. A lower limit stops no running request. TITANIC_ variables and
-    files cannot set it.
+    survives restarts, and applies until it is reset. A lower limit stops no running request. SERVICE may be one that
+    has no requests and no workers yet. TITANIC_ variables and files cannot set limits.
 
     With access control, setting requires admin = true, and showing metrics = true. --json prints {limits: {waiting,
     bytes, running, rate}, and if any is set limits_set: {waiting, bytes, running, rate (null: not set), configured:

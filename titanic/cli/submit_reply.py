@@ -170,7 +170,7 @@ def _content_type(context: click.Context, option: click.Parameter, kind: str | N
     "--ttl",
     least=0.001,
     group=CHOICES,
-    help="Expire the request if no worker starts it within this time.",
+    help="Expire the request after this time, unless it is running or has ended; also between attempts.",
 )
 @option(
     "--priority",

@@ -80,7 +80,7 @@ class PerThreadClients:
 
 
 class Client:
-    """A client of one Titanic. It resends messages without an answer.
+    """A client of one Titanic. It resends messages that got no answer.
 
     Each submission therefore has an idempotency key, generated if the caller gives none, and is stored once however
     often it is sent. UUIDs may be written with dashes.
@@ -149,7 +149,7 @@ class Client:
 
             key           idempotency key, 1 to 255 bytes: the same key gets the same UUID, and is executed once
             key_for       how long the key counts, default a day
-            ttl           time after which the request expires, if no worker has started it
+            ttl           time after which the request expires unless it is running or has ended; also between attempts
             delay         earliest start, from now
             at            earliest start, a datetime with a time zone; in the past: at once
             priority      0 to 9, default 4; higher ones start first

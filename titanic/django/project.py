@@ -125,13 +125,13 @@ class DjangoTasks(Tasks):
 
     @property
     def handlers(self) -> dict[str, Handler]:
-        """As of `Tasks`."""
+        """What a worker does for each service, after `discover`."""
         self.discover()
         return {name: JobHandler(handler, self.definitions.get(name)) for name, handler in super().handlers.items()}
 
     @property
     def schedules(self) -> list[Schedule]:
-        """As of `Tasks`."""
+        """The schedules of its tasks, after `discover`."""
         self.discover()
         return super().schedules
 
@@ -140,8 +140,8 @@ def submit_on_commit(task: Submission[P, Any], /, *args: P.args, **kwargs: P.kwa
     """Submit a task when the transaction of the default database is committed; at once outside of one. It is not
     submitted after a rollback.
 
-    Raises InvalidArguments at once when the arguments do not fit. What `submit` raises comes out of the transaction's
-    `atomic` block, after the commit.
+    Raises InvalidArguments at once when the arguments do not fit. What `submit` raises, such as TimedOut, comes out of
+    the outermost `atomic` block, after the commit.
     """
     task.definition.values.write(args, kwargs)
     transaction.on_commit(lambda: task.submit(*args, **kwargs))
@@ -155,7 +155,7 @@ def request_link(uuid: str) -> str:
 
 
 async def login(scope: MutableMapping[str, Any]) -> str | None:
-    """The name of the user that has signed in to the project; None: no user has. For `titanic.web.Gateway`."""
+    """The name of the user that has signed in to the project, or None. For `titanic.web.Gateway`."""
     from django.contrib.auth import aget_user  # only projects with a web console need these
     from django.contrib.sessions.middleware import SessionMiddleware
 

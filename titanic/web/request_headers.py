@@ -167,7 +167,7 @@ class OptionHeader(NamedTuple):
 
 
 OPTIONS = {
-    "titanic-ttl": OptionHeader("ttl", _span, "Seconds after which the request expires if no worker has started it."),
+    "titanic-ttl": OptionHeader("ttl", _span, "Seconds after which the request expires unless it is running."),
     "titanic-delay": OptionHeader("delay", _delay, "Seconds before the request may start."),
     "titanic-at": OptionHeader("at", read_time, "Or the time before which it may not start, with its zone."),
     "titanic-priority": OptionHeader("priority", _priority, "Requests with a higher priority start first."),

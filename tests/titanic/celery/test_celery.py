@@ -135,7 +135,9 @@ def test_first_steps(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert isinstance(wrong.get(propagate=False), TaskFailed)
         assert "in add" in wrong.traceback
         assert (wrong.state, wrong.failed()) == ("FAILURE", True)
-        load("callers", server, tmp_path, monkeypatch)
+        assert tasks.add.apply_async((2, 2), countdown=0.1, expires=600, task_id="sum 7").get(timeout=30) == 4
+        (mornings,) = load("beat", server, tmp_path, monkeypatch).app.schedules
+        assert (mornings.when, mornings.service) == ("30 6 * * mon-fri Europe/Berlin", "tasks.add")
         load("test_tasks", server, tmp_path, monkeypatch).test_add()
         (tmp_path / "page").write_text("text")
         assert tasks.read.delay(str(tmp_path / "page")).get(timeout=30) == "text"
@@ -162,6 +164,8 @@ with start_worker(both.old, perform_ping_check=False, shutdown_timeout=60), both
         results = [both.resize.delay(str(number)) for number in range(60)]
         assert [one.get(timeout=60) for one in results] == [f"small {number}" for number in range(60)]
         here[per_cent] = sum(isinstance(one, AsyncResult) for one in results)
+        assert all(isinstance(one, AsyncResult) != ("-" in one.id) for one in results)
+    assert both.resize.apply_async(("x",), countdown=0.1).get(timeout=60) == "small x"
 print(json.dumps(here))
 """
 
@@ -352,14 +356,16 @@ def test_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             "args": ("x",),
             "kwargs": {"text": "y"},
             "options": {"queue": "slow", "priority": 9},
-        }
+        },
+        "often": {"task": send.name, "schedule": timedelta(minutes=5), "args": ("x",)},
     }
-    every, mornings = other.schedules
+    every, mornings, often = other.schedules
+    assert often.every == timedelta(minutes=5)
     assert (every.name, every.every, every.frames) == ("add-every-10", 10.0, (b'{"args":["hello"],"kwargs":{}}',))
     assert (mornings.cron, mornings.tz) == ("0,30 7 * * mon-fri", "Europe/Oslo")
     assert mornings.options == {**every.options, "priority": 9}
     assert [every.options[name] for name in ("limit", "keep", "keep_failed")] == [240, 60, 60]
-    assert len(other.schedules) == 2
+    assert len(other.schedules) == 3
     other.conf.beat_schedule = {"wrong": {"task": "none.such", "schedule": 1}}
     with pytest.raises(CallerError, match=r"beat_schedule has the task none\.such; there is none of that name"):
         _ = other.schedules
@@ -369,7 +375,7 @@ def test_the_page_names_all_settings_and_options() -> None:
     table = PAGE.partition("\n## Options and settings\n")[2].partition("\n\nAll others")[0]
     cells = [{*re.findall(r"`(\w+)`", cell)} for row in table.splitlines()[-3:] for cell in row.split("|")[2:4]]
     of_tasks, _, of_calls, ignored, settings, unused = cells
-    assert of_tasks == {*inspect.signature(Task).parameters} - {"app", "function", "options"}
+    assert of_tasks - {"task_id"} == {*inspect.signature(Task).parameters} - {"app", "function", "options"}
     assert of_calls - {"task_id", "apply_async"} == {*inspect.signature(options_of).parameters} - {"others"} | {
         "link",
         "link_error",

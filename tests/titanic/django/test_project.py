@@ -32,7 +32,7 @@ SETTINGS = """
 SECRET_KEY = "x"
 ALLOWED_HOSTS = ["*"]
 ROOT_URLCONF = "mysite.urls"
-INSTALLED_APPS = [f"django.contrib.{name}" for name in ("admin", "auth", "contenttypes", "messages")] + ["shop"]
+INSTALLED_APPS = [f"django.contrib.{name}" for name in ("admin", "auth", "contenttypes", "messages")] + ["shop", "mail"]
 SILENCED_SYSTEM_CHECKS = ["admin.E403", "admin.E408", "admin.E409", "admin.E410"]
 TITANIC_CONSOLE = "http://console/"
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
@@ -82,6 +82,7 @@ class Project:
             "manage.py": MANAGE,
             "mysite/__init__.py": "",
             "shop/__init__.py": "",
+            "mail/__init__.py": "",
             "mysite/settings.py": SETTINGS % database(kind, folder) + FILES["mysite/settings.py"],
             "shop/tasks.py": FILES["shop/tasks.py"] + COUNT,
         }
@@ -137,11 +138,10 @@ print(json.dumps([codes, list(Invoice.objects.values_list("order", "url"))]))
             assert client.wait(row["uuid"], 90)[0].endswith(b'.pdf"')
     assert all("keep" not in client.show(row["uuid"])["options"] for row in rows)  # the admin's links outlast the hour
     urls, links, uuid = project.shell("""
-from django.contrib import admin
-from shop.admin import InvoiceAdmin
+from titanic.django import request_link
 from shop.tasks import count
-made, invoices = InvoiceAdmin(Invoice, admin.site), Invoice.objects.order_by("order")
-links = [[made.queue(Invoice())], [made.queue(one) for one in invoices]]
+invoices = Invoice.objects.order_by("order")
+links = [[request_link(Invoice().request)], [request_link(one.request) for one in invoices]]
 print(json.dumps([list(invoices.values_list("order", "url")), links, count.enqueue().id]))
 """)
     assert urls == [[7, "/media/invoice-1.pdf"], [8, "/media/invoice-2.pdf"]]
@@ -152,6 +152,89 @@ print(json.dumps([list(invoices.values_list("order", "url")), links, count.enque
         assert client.wait(uuid, 90) == [b"2"]
     got = f"from shop.tasks import count; r = count.get_result({uuid!r}); print(json.dumps([r.status, r.return_value]))"
     assert project.shell(got) == ["SUCCESSFUL", 2]
+
+
+def test_what_the_recipe_says_of_failures(project: Project) -> None:
+    """A server that does not answer: the view fails with the row saved, and the sweep submits its task later."""
+    found = project.shell("""
+from django.core.management import call_command
+from django.db import transaction
+from django.conf import settings
+settings.DATABASES["default"]["ATOMIC_REQUESTS"] = True
+from mysite.queue import app
+from shop.tasks import render
+from titanic.django import default
+call_command("makemigrations", "shop")
+call_command("migrate")
+endpoint, app.endpoint, app._timeout = app.endpoint, "tcp://127.0.0.1:9", 0.1
+client = Client(raise_request_exception=False)
+codes = [client.get("/invoices/7").status_code, client.post("/invoices/7").status_code]
+with transaction.atomic():
+    transaction.on_commit(lambda: render.submit(1), robust=True)
+rows = [*Invoice.objects.values_list("order", "request")]
+with app.testing() as queue:
+    queue.advance(600)
+    submitted = [one["service"] for one in queue.requests()]
+from shop.tasks import count
+with default.testing() as queue:
+    result = count.enqueue()
+    queue.run()
+    reply = queue.reply(result.id)[0].decode()
+uuids = Invoice.objects.values_list("request", flat=True)
+print(json.dumps([codes, rows, submitted, [len(one) for one in uuids], reply]))
+""")
+    assert found[:2] == [[405, 500], [[7, ""]]]
+    assert sorted(found[2]) == ["mysite.render", "mysite.sweep", "mysite.sweep"]
+    assert found[3:] == [[32], "1"]
+
+
+MAIL = """
+import socketserver, threading
+from django.conf import settings
+from django.core.mail import EmailMessage
+from mysite.queue import app
+got, refuse = [], ["421 away"]
+
+class Smtp(socketserver.StreamRequestHandler):
+    def say(self, text):
+        self.wfile.write(text.encode() + b"\\r\\n")
+
+    def handle(self):
+        self.say("220 here")
+        for line in self.rfile:
+            verb = line.split(b" ")[0].strip().upper()
+            if verb == b"DATA":
+                self.say("354 go on")
+                body = []
+                while (one := self.rfile.readline()) != b".\\r\\n":
+                    body.append(one)
+                got.append([to, b"".join(body).decode()])
+            elif verb == b"RCPT":
+                to = line.decode().strip()
+                if refuse:
+                    self.say(refuse.pop())
+                    continue
+            self.say("221 bye" if verb == b"QUIT" else "250 ok")
+            if verb == b"QUIT":
+                return
+
+with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Smtp) as server:
+    threading.Thread(target=server.serve_forever).start()
+    settings.EMAIL_BACKEND, settings.EMAIL_HOST, settings.EMAIL_PORT = "mail.tasks.Backend", *server.server_address
+    with app.testing() as queue:
+        EmailMessage("Hi", "Grüße\\nall", "Shop <shop@example.org>", ["a@example.org"], bcc=["b@example.org"]).send()
+        queue.advance(60)
+        ended = [[one["state"], one["attempts"]] for one in queue.requests()]
+    server.shutdown()
+print(json.dumps([got, sorted(ended)]))
+"""
+
+
+def test_mail(project: Project) -> None:
+    got, ended = project.shell(MAIL)
+    assert sorted(to for to, _ in got) == ["rcpt TO:<a@example.org>", "rcpt TO:<b@example.org>"]
+    assert all("Subject: Hi\r\n" in text and "Gr\u00fc\u00dfe\r\nall\r\n" in text for _, text in got)
+    assert ended == [["done", 1], ["done", 2]]
 
 
 def test_the_test_of_the_recipe(project: Project) -> None:

@@ -39,7 +39,6 @@ def test_python(server: Server, client: Client) -> None:
     names: dict[str, Any] = {"__name__": "shop"}
     for block in blocks("python"):
         exec(compile(block, "SCHEDULES.md", "exec"), names)
-    names["run"](client).stop()
     app = names["app"]
     app.endpoint = server.endpoints[0]
     report, poll = app.schedules

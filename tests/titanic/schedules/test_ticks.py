@@ -91,7 +91,7 @@ CHANGES = [
 @pytest.mark.parametrize(("tz", "day"), CHANGES)
 def test_wherever_one_begins_the_ticks_are_the_same(expression: str, tz: str, day: tuple[int, int, int]) -> None:
     if (expression, tz) == ("*/10 2 * * *", "Australia/Lord_Howe"):
-        return  # clocks that change by half an hour: cronsim's ticks depend on where it begins, see SCHEDULES.md
+        return  # clocks that change by half an hour: ticks depend on where cronsim begins, see `titanic cron --help`
     ticks = cron_ticks(expression, tz)
     change = int(datetime(*day, 2, tzinfo=zone_of(tz)).timestamp())
     begin, end = change - 30 * 3600, change + 12 * 3600
