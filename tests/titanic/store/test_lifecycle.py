@@ -1,5 +1,6 @@
 """The life of requests in the store: accepted, queued, delayed, ended, closed; across restarts."""
 
+import itertools
 import random
 import threading
 from contextlib import suppress
@@ -11,7 +12,7 @@ from support.store_facts import accept_all, load_of, state_of, waiting_in
 
 from titanic.errors import InvalidRequest, StoreFailed
 from titanic.store import NOTHING_SET, NewRequest, Outcome, Pending, ServiceSetting, State, Status, service_settings
-from titanic.store.lmdb import listing, opening
+from titanic.store.lmdb import listing, service_spans
 from titanic.store.lmdb.store import LmdbStore
 from titanic.store.lmdb.tools import check
 from titanic.store.request import COLUMNS
@@ -552,47 +553,86 @@ def test_a_listing_with_time_finds_what_is_rare_at_once(store, monkeypatch):
 
 @pytest.mark.lmdb
 @pytest.mark.parametrize("newest", [False, True])
-def test_a_listing_of_a_service_skips_the_minutes_without_it(tmp_path, monkeypatch, newest):
-    monkeypatch.setattr(listing, "LOOKED_AT", 12)
-    monkeypatch.setattr(opening, "MOST_MINUTES", 6)
+def test_a_listing_of_a_service_skips_what_is_known_to_have_none_of_it(tmp_path, monkeypatch, newest):
+    monkeypatch.setattr(listing, "LOOKED_AT", 25)
+    for module in (listing, service_spans):
+        monkeypatch.setattr(module, "SPAN", 10)
+    monkeypatch.setattr(service_spans, "MOST_SPANS", 8)
     uuids = []
 
-    def fill(store, *rare):
-        for minute in range(len(uuids) // 10, max(rare) + 3):
-            names = [b"rare" if minute in rare else b"many"] + [b"many"] * 9
-            uuids.extend(accept(store, *[NewRequest(name, []) for name in names], now=NOW + minute * 66 * SECOND))
-        for uuid in uuids:
+    def fill(store, requests, *rare):
+        names = [b"rare" if number in rare else b"many" for number in range(requests)]
+        for first in range(0, requests, 5):
+            uuids.extend(accept(store, *[NewRequest(name, []) for name in names[first : first + 5]]))
+        for uuid in uuids[-requests:]:
             finish(store, uuid)
 
-    def listed(store, seconds=0.0):
+    def listed(store, after=None, seconds=0.0):
+        start = None if after is None else uuids[after]
         with store.read() as txn:
-            page = txn.select(service=b"rare", newest=newest, seconds=seconds)
-            rows = page + (txn.select(service=b"rare", newest=newest, after=page.next) if page.next else [])
-        return sorted(uuids.index(row.uuid) for row in rows)
+            page = txn.select(service=b"rare", newest=newest, after=start, seconds=seconds)
+        return sorted(uuids.index(row.uuid) for row in page), page.next is None
 
     with LmdbStore.open(tmp_path) as store:
-        fill(store, 2)
-        assert listed(store) == [20]  # noted when they were stored
-    with LmdbStore.open(tmp_path) as store:
-        with store.read() as txn:
-            assert txn.select(service=b"rare", newest=newest).next is not None
-        assert listed(store, 60) == [20]
-        assert listed(store) == [20]
-        uuids += accept(store, NewRequest(b"rare", []), now=NOW + 4 * 66 * SECOND)  # the minute is not over
-        assert listed(store) == [20, 50]
+        fill(store, 60, 38)
+        assert listed(store) == ([38], True)  # noted when they were stored
+    for start in (None, 47, 17):  # what one listing has read, another one with another start knows
+        with LmdbStore.open(tmp_path) as store:
+            assert not listed(store)[1]
+            listed(store, start, 60)
+            assert listed(store, seconds=60) == ([38], True)
+            assert listed(store) == ([38], True)
+            assert accept(store, NewRequest(b"rare", []))[0] not in uuids
+            with store.read() as txn:
+                found = {row.uuid for row in txn.select(service=b"rare", newest=newest)}
+            (new,) = found - {uuids[38]}
+            assert close(store, new)
+    with LmdbStore.open_read_only(tmp_path) as store:
+        assert listed(store, seconds=60) == listed(store) == ([38], True)
     uuids.clear()
     with LmdbStore.open(tmp_path / "more") as store:
-        fill(store, 1, 8)  # more minutes than are remembered
-        assert listed(store, 60) == [10, 80]
-    with LmdbStore.open_read_only(tmp_path / "more") as store:
-        for _ in range(2):
-            assert listed(store, 60) == [10, 80]
+        fill(store, 200, 38, 199)  # more than is remembered
+        assert listed(store, seconds=60) == ([38, 199], True)
+
+
+@pytest.mark.lmdb
+@pytest.mark.parametrize("most", [5, 1000])
+def test_what_is_known_of_services_is_true_of_each_request(monkeypatch, most):
+    monkeypatch.setattr(service_spans, "SPAN", 10)
+    monkeypatch.setattr(service_spans, "MOST_SPANS", most)
+    chance, names, ids = random.Random(most), [b"s%d" % n for n in range(30)], IdMaker(None)
+    service_of = {uuid: chance.choice(names[:3]) for uuid in ids.make(100, NOW)}  # before anything was noted
+    spans, learned = service_spans.ServiceSpans(), set()
+    for _ in range(300):
+        if chance.random() < 0.3:
+            batch = ids.make(chance.randrange(1, 8), NOW)
+            service_of |= {uuid: chance.choice(names) for uuid in batch}
+            spans.note(batch, {service_of[uuid] for uuid in batch})
+            learned |= {*batch}
+        else:
+            there = [*service_of]
+            start = chance.randrange(len(there))
+            read = there[start : start + chance.randrange(1, 30)]
+            is_last = len(there) <= start + len(read)
+            end = service_spans.behind(read[-1]) if is_last else there[start + len(read)]
+            spans.learn(read[0], end, {service_of[uuid] for uuid in read})
+            learned |= {*read}
+        found = {uuid: spans.find(uuid) for uuid in service_of}
+        assert not [uuid for uuid, span in found.items() if span and span.lacks(service_of[uuid])]
+        known = sorted({span for span in found.values() if span})
+        assert all(one.end <= other.first for one, other in itertools.pairwise(known))
+        assert {uuid for uuid, span in found.items() if span} <= learned
+        assert len(known) <= most
+        assert most == 5 or {uuid for uuid, span in found.items() if span} == learned
+    assert any(span.lacks(name) for span in known for name in names)
 
 
 @pytest.mark.parametrize("share", [0.2, 0.9])
 @pytest.mark.parametrize("newest", [False, True])
 def test_pages_of_all_filters_have_what_each_request_says(store, monkeypatch, share, newest):
     """`share`: of the requests that have ended."""
+    for module in (listing, service_spans):
+        monkeypatch.setattr(module, "SPAN", 4)
     chance = random.Random(share)
     services = (b"a", b"ab", b"b")
     uuids = []

@@ -257,7 +257,7 @@ def _write(tx: Writing, plan: _Plan) -> None:
     """Put the rows and blobs. Raises StoreFailed when the ids do not ascend."""
     raw, db = tx.raw, tx.db
     if plan.records:
-        tx.environment.minutes.note(plan.records[0][0], plan.records[-1][0], map(service_of, plan.loads))
+        tx.environment.spans.note([uuid for uuid, _ in plan.records], map(service_of, plan.loads))
     # Appending skips the search for the place and fills pages completely. LMDB leaves out a key that is out of order
     # and reports no error: that would be an acknowledged request that does not exist.
     _, added = raw.cursor(db.requests).putmulti(plan.records, append=True)

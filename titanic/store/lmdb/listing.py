@@ -5,8 +5,8 @@ walked over until enough are found, 100,000 in some 50 ms. An index of ended req
 once, but each request would put a row into it and delete it again. Measured with such rows in another database, a life
 with 100 services takes 70 to 80 µs of the store's time instead of 70 when 50 requests share a commit, and 48 to 54
 instead of 41 to 46 when 500 do: every request would pay a tenth for listings that are rare. So a listing of a reader
-goes on for some time instead (`seconds`), reads of each record only what decides, and skips all minutes that are known
-not to have its service (minutes.py).
+goes on for some time instead (`seconds`), reads of each record only what decides, and skips all spans of ids that are
+known not to have its service (service_spans.py).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from collections.abc import Callable, Collection, Iterator
 import lmdb
 
 from titanic.store.lmdb import outcome_record, read, request_record
-from titanic.store.lmdb.minutes import beginning, minute_of
 from titanic.store.lmdb.outcome_record import expiry
 from titanic.store.lmdb.schema import ready_prefix
+from titanic.store.lmdb.service_spans import SPAN, behind
 from titanic.store.lmdb.transaction import Reading
 from titanic.store.records import Page
 from titanic.store.request import Description, values_of
@@ -242,25 +242,25 @@ def _go(cursor: lmdb.Cursor[memoryview], after: bytes | None, newest: bool) -> b
 def _requests_of(
     tx: Reading, service: bytes, after: bytes | None, newest: bool, effort: _Effort
 ) -> Iterator[Candidate]:
-    """As `_records`, the requests of a service. Minutes that are known not to have it are skipped, and the services of
-    those that are read from end to end are remembered."""
-    cursor, minutes, is_wanted = tx.raw.cursor(tx.db.requests), tx.environment.minutes, _service_test(service)
-    step, is_whole = min(_STEP, LOOKED_AT), after is None
+    """As `_records`, the requests of a service. Spans that are known not to have it are skipped, and the services of
+    those that are not known are remembered."""
+    cursor, spans, is_wanted = tx.raw.cursor(tx.db.requests), tx.environment.spans, _service_test(service)
+    step = min(_STEP, LOOKED_AT)
     there = _go(cursor, after, newest)
     while there:
-        minute = minute_of(cursor.key())
-        if minutes.lacks(minute, service):
+        begin = bytes(cursor.key())
+        span = spans.find(begin)
+        if span is not None and span.lacks(service):
             effort.rows += 1
-            yield bytes(cursor.key()), False
-            there = _go(cursor, beginning(minute) + (b"" if newest else b"\xff" * SIZE), newest)
-            is_whole = True
+            yield begin, False
+            there = _go(cursor, span.first, newest) if newest else cursor.set_range(span.end)
             continue
-        services = set[bytes]() if is_whole and not minutes.knows(minute) else None
+        services = set[bytes]() if span is None else None
         is_met = is_wanted  # whether a record is of the service that was met last
         there = False
-        for uuid, record in cursor.iterprev() if newest else cursor.iternext():
-            if minute_of(uuid) != minute:
-                there = is_whole = True
+        for rows, (uuid, record) in enumerate(cursor.iterprev() if newest else cursor.iternext()):
+            if rows == SPAN:
+                there = True
                 break
             effort.rows += 1
             if services is not None and not (services and is_met(record)):
@@ -270,8 +270,12 @@ def _requests_of(
                 yield bytes(uuid), True
             elif not effort.rows % step:
                 yield bytes(uuid), False
-        if services is not None:
-            minutes.learn(minute, services)
+        if services is None:
+            continue
+        if newest:
+            spans.learn(behind(bytes(cursor.key())) if there else b"\0", behind(begin), services)
+        elif there or cursor.last():
+            spans.learn(begin, bytes(cursor.key()) if there else behind(bytes(cursor.key())), services)
 
 
 def _service_test(service: bytes) -> RecordTest:

@@ -29,11 +29,11 @@ from titanic.store.lmdb import schema
 from titanic.store.lmdb.capacity import divide, reserved
 from titanic.store.lmdb.closed_ring import archive, known_archivist
 from titanic.store.lmdb.disk import disk_full, flags, is_of_the_system, settle
-from titanic.store.lmdb.minutes import MOST_MINUTES, ServicesByMinute
 from titanic.store.lmdb.pages import SALVAGE, faults, release
 from titanic.store.lmdb.read import identity, queues
 from titanic.store.lmdb.readers import Readers
 from titanic.store.lmdb.schema import PAGE, Databases
+from titanic.store.lmdb.service_spans import ServiceSpans
 from titanic.store.lmdb.transaction import Environment, Pace, Reading
 from titanic.store.records import DEFAULT_CAPACITY, MIN_CAPACITY, Durability, StoreSettings
 from titanic.store.rules import unreleased
@@ -155,10 +155,8 @@ def open_environment(
         room = divide(capacity or max(known or DEFAULT_CAPACITY, MIN_CAPACITY))
         with env.begin(db=env.open_db(b"requests", create=False)) as txn:
             cursor = txn.cursor()
-            last = cursor.key() if cursor.last() else None
-        ids, minutes = IdMaker(last), ServicesByMinute(last, MOST_MINUTES)
-        databases = _open_databases(env, data)
-        environment = Environment(env, data, databases, room, settings, ids, Pace(), Readers(env), minutes)
+            shared = IdMaker(cursor.key() if cursor.last() else None), Pace(), Readers(env), ServiceSpans()
+        environment = Environment(env, data, _open_databases(env, data), room, settings, *shared)
         nameless = False
         with Reading(environment) as tx:
             used = tx.used()
@@ -219,8 +217,8 @@ def open_read_only(directory: Path) -> Environment:
             )
         room = divide(max(known or 0, MIN_CAPACITY))
         databases = _open_databases(env, data)
-        ids, minutes = IdMaker(None), ServicesByMinute(b"", most=0)
-        return Environment(env, data, databases, room, StoreSettings(), ids, Pace(), Readers(env), minutes)
+        shared = IdMaker(None), Pace(), Readers(env), ServiceSpans()
+        return Environment(env, data, databases, room, StoreSettings(), *shared)
     except lmdb.Error as error:
         env.close()
         raise _corrupt(data, str(error)) from error

@@ -19,12 +19,12 @@ from titanic.errors import DiskFull, StoreCorrupt, StoreError, StoreFailed
 from titanic.store.lmdb import outcome_record, request_record, schema
 from titanic.store.lmdb.capacity import CHARGE, StoreRoom, divide_disk
 from titanic.store.lmdb.disk import largest_file, room_on_disk, translate
-from titanic.store.lmdb.minutes import ServicesByMinute
 from titanic.store.lmdb.outcome_record import RetryRecord
 from titanic.store.lmdb.readers import Readers
 from titanic.store.lmdb.record import Ref, blob_id_of, blob_key, blob_rows, grave_key, read_blob
 from titanic.store.lmdb.request_record import KeyRecord
 from titanic.store.lmdb.schema import PAGE, U32, U64, Databases, timer_of, unpack
+from titanic.store.lmdb.service_spans import ServiceSpans
 from titanic.store.records import StoreSettings
 from titanic.util.ids import IdMaker
 
@@ -57,7 +57,7 @@ class Environment(NamedTuple):
     ids: IdMaker
     pace: Pace
     readers: Readers
-    minutes: ServicesByMinute
+    spans: ServiceSpans
 
 
 class Reading:

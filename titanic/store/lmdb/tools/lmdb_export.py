@@ -276,7 +276,6 @@ def _put_life(tx: LmdbWriteTransaction, life: StoredLife) -> None:
         return _put_blob(tx, body)
 
     record = request_record.encode(uuid, as_new(request, request.body), request.submitted_at, put_blob)
-    tx.environment.minutes.note(uuid, uuid, [service])
     if not tx.raw.put(uuid, record, db=tx.db.requests, append=True):
         raise StoreFailed("the request IDs do not ascend", f"{uuid.hex()} follows a higher one", "report this")
     size = request_record.decode_header(uuid, record).size
