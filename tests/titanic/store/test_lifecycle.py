@@ -607,7 +607,7 @@ def test_what_is_known_of_services_is_true_of_each_request(monkeypatch, most):
         if chance.random() < 0.3:
             batch = ids.make(chance.randrange(1, 8), NOW)
             service_of |= {uuid: chance.choice(names) for uuid in batch}
-            spans.note(batch, {service_of[uuid] for uuid in batch})
+            spans.note(batch[0], batch[-1], len(batch), {service_of[uuid] for uuid in batch})
             learned |= {*batch}
         else:
             there = [*service_of]

@@ -256,8 +256,8 @@ def _plan(tx: Writing, requests: Sequence[NewRequest], uuids: list[bytes], now_u
 def _write(tx: Writing, plan: _Plan) -> None:
     """Put the rows and blobs. Raises StoreFailed when the ids do not ascend."""
     raw, db = tx.raw, tx.db
-    if plan.records:
-        tx.environment.spans.note([uuid for uuid, _ in plan.records], map(service_of, plan.loads))
+    if records := plan.records:
+        tx.environment.spans.note(records[0][0], records[-1][0], len(records), map(service_of, plan.loads))
     # Appending skips the search for the place and fills pages completely. LMDB leaves out a key that is out of order
     # and reports no error: that would be an acknowledged request that does not exist.
     _, added = raw.cursor(db.requests).putmulti(plan.records, append=True)

@@ -47,21 +47,23 @@ class ServiceSpans:
         self._noted = SPAN
         """Requests of the last span; with more than SPAN the next ones begin another."""
 
-    def note(self, uuids: list[bytes], services: Iterable[bytes]) -> None:
-        """The ids and services of requests that are about to be stored, above all that are."""
-        first, end, bits = uuids[0], behind(uuids[-1]), _bits(services)
+    def note(self, first: bytes, last: bytes, count: int, services: Iterable[bytes]) -> None:
+        """The services of requests that are about to be stored, above all that are."""
+        bits = 0
+        for service in services:  # no calls: each commit passes here
+            bits |= 1 << crc32(service) % _SIEVE
         with self._lock:
-            self._noted += len(uuids)
+            self._noted += count
             if self._noted <= SPAN:
-                last = self._spans[-1]
-                self._spans[-1] = Span(last.first, end, last.bits | bits)
+                before = self._spans[-1]
+                self._spans[-1] = Span(before.first, last + b"\0", before.bits | bits)
             else:
-                self._noted = len(uuids)
-                self._insert(len(self._spans), Span(first, end, bits))
+                self._noted = count
+                self._insert(len(self._spans), Span(first, last + b"\0", bits))
 
     def learn(self, first: bytes, end: bytes, services: Iterable[bytes]) -> None:
         """The services of all requests from `first` to below `end`, of which some may be known already."""
-        bits = _bits(services)
+        bits = reduce(or_, map(_bit, services), 0)
         with self._lock:
             while first < end:
                 place = bisect_right(self._firsts, first)
@@ -88,10 +90,6 @@ class ServiceSpans:
 def behind(uuid: bytes) -> bytes:
     """The first key behind an id, in LMDB's order."""
     return uuid + b"\0"
-
-
-def _bits(services: Iterable[bytes]) -> int:
-    return reduce(or_, map(_bit, services), 0)
 
 
 def _bit(service: bytes) -> int:
