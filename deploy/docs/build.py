@@ -146,6 +146,7 @@ def _link(source: Path, page: str, path: str, link: re.Match[str]) -> str:
 def _commands() -> str:
     """Every command's help, as a terminal of 96 columns shows it."""
     from titanic.cli import main
+    from titanic_data.cli import main as data
 
     parts = ["# Command line\n"]
 
@@ -158,6 +159,7 @@ def _commands() -> str:
                     add(inner, _context(inner, name, context))
 
     add(main, _context(main, "titanic", None))
+    add(data, _context(data, "titanic-data", None))
     return "\n".join(parts)
 
 
@@ -212,7 +214,8 @@ def _alerts() -> str:
     """The alerts of Prometheus, with links to what the runbook says of each."""
     import yaml  # what mkdocs reads its settings with
 
-    groups = yaml.safe_load((ROOT / "deploy/prometheus/alerts.yml").read_text())["groups"]
+    text = (ROOT / "deploy/prometheus/alerts.yml").read_text()
+    groups = yaml.safe_load(text)["groups"]
     headings = [line for line in (ROOT / "deploy/README.md").read_text().splitlines() if line.startswith("### Titanic")]
     rows = ["## Alerts\n", "| alert | severity | after | text |", "|---|---|---|---|"]
     for rule in (rule for group in groups for rule in group["rules"] if "alert" in rule):
@@ -222,7 +225,7 @@ def _alerts() -> str:
         says = re.sub(r"\{\{ \$(?:labels\.)?(\w+)[^}]*\}\}", r"*\1*", summary)
         severity, wait = rule["labels"]["severity"], rule.get("for", "at once")
         rows.append(f"| [{rule['alert']}]({link}) | {severity} | {wait} | {says} |")
-    return "\n".join([*rows, ""])
+    return "\n".join([*rows, f"\nWhen each fires (`alerts.yml`):\n\n```yaml\n{text}```\n"])
 
 
 def _log_events() -> str:

@@ -10,16 +10,19 @@ from typing import Any
 
 import click
 import psycopg
+import pytest
 import yaml
 from support.cli_titanic import CLEAN, here
-from support.postgres import PostgresServer, alone, needs_postgres, programs_for, shared_server
+from support.postgres import PostgresServer, alone, needs_postgres, own, program, programs_for, run, shared_server
 
 from titanic.cli import main
 from titanic.cli.config_file import commands_of
+from titanic.errors import StoreError
 from titanic.store import open_store
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 TEXT = (DEPLOY / "NODES.md").read_text()
+PATRONI = (DEPLOY / "nodes/patroni.yml").read_text()
 COMPOSE = yaml.safe_load((DEPLOY / "nodes/compose.yml").read_text())
 ONE_NODE = yaml.safe_load((DEPLOY / "compose.yml").read_text())
 KUBERNETES = list(yaml.safe_load_all((DEPLOY / "nodes/kubernetes.yml").read_text()))
@@ -176,6 +179,40 @@ def test_what_is_watched_can_be_asked() -> None:
     server.drop_database(name)
 
 
+@needs_postgres
+def test_patroni_lets_its_leader_be_copied(tmp_path: Path) -> None:
+    """By the rules of nodes/patroni.yml, over the socket, as the handbook's copy of every night is made."""
+    rules = yaml.safe_load(PATRONI)["postgresql"]["pg_hba"]
+    with PostgresServer() as server:
+        server.create()
+        # Whoever runs this need not be the user postgres.
+        (server.data / "pg_hba.conf").write_text("\n".join(rules).replace("peer", "trust") + "\n")
+        server.sql("SELECT pg_reload_conf()")
+        where = (f"--host={server.folder}", f"--port={server.port}", "--username=postgres")
+        run(program("pg_basebackup"), *where, f"--pgdata={server.folder / 'copy'}", "--checkpoint=fast")
+
+
+@needs_postgres
+def test_a_node_verifies_the_database() -> None:
+    """With the certificate that nodes/patroni.yml makes, and the parameters of the URL of the section."""
+    (parameters,) = re.findall(r"sslmode=.*&sslrootcert=(?=/etc/titanic/db.crt)", section("A node with systemd"))
+    command = re.search(r"# (openssl .*)\n +# +(.*)", PATRONI)
+    assert command is not None
+    with PostgresServer() as server:
+        make = " ".join(command.groups()).replace("DNS:db3", "DNS:localhost")
+        subprocess.run(make, shell=True, cwd=server.folder, check=True, capture_output=True)
+        own(server.folder / "db.key")
+        names = ("ssl", "ssl_cert_file", "ssl_key_file")
+        settings = yaml.safe_load(PATRONI)["postgresql"]["parameters"]
+        server.settings |= {one: settings[one].replace("/etc/patroni", str(server.folder)) for one in names}
+        server.create()
+        url = server.url(server.new_database(), tcp=True) + f"?{parameters}{server.folder}/db.crt"
+        with open_store(url.replace("127.0.0.1", "localhost")):
+            assert server.sql("SELECT count(*) FROM pg_stat_ssl WHERE ssl") > 0
+        with pytest.raises(StoreError, match="does not match host name"):
+            open_store(url)
+
+
 PUT = """
 import sys
 from titanic.store import NewRequest, open_store
@@ -189,33 +226,36 @@ def test_a_backup_is_restored(tmp_path: Path) -> None:
     """The commands of the section, as written, but for where things are: what came before the point is there, and what
     came after it is not."""
     commands = re.findall(r"^    \$ (.*)$", section("Backup and restore"), re.MULTILINE)
-    assert len(commands) == 17
-    programs_for(tmp_path / "bin", "mkdir", "touch")
-    (tmp_path / "bin/titanic").write_text(f'#!/bin/sh\nexec {sys.executable} -m titanic "$@"\n')
-    (tmp_path / "bin/titanic").chmod(0o755)
+    assert len(commands) == 15
+    (archive,) = re.findall(r"# archive_command: (.*)$", PATRONI, re.MULTILINE)
+    programs_for(tmp_path / "bin", "mkdir", "touch", "mv")
     with PostgresServer() as server:
+        server.settings |= {"archive_mode": "on", "archive_command": archive.replace("/mnt", str(server.folder))}
         server.create()
         url = server.url(server.new_database())
         server.stop("fast")
-        lines = [f"pg_ctl start --pgdata={server.data} --log={server.folder}/log2 --wait"]
+        put = "{} -c '{}' $STORE {}".format
+        start = f"pg_ctl start --log={server.folder}/log2 --wait"
+        lines: list[str] = []
         for command in commands:
             line = command.replace("/var/lib/postgresql/15/titanic", str(server.data))
             line = line.replace("/var/lib/postgresql/15/log", str(server.folder / "log2"))
             lines.append(line.replace("/mnt/backup", str(server.folder / "backup")))
-            if command.startswith("pg_verifybackup"):
-                lines += lines[-3:]  # the second night
-            for begin, key in (
-                ("pg_ctl restart", "first"),
-                ("pg_verifybackup", "second"),
-                ('psql -c "SELECT', "third"),
-            ):
-                if command.startswith(begin):
-                    lines.append(f"{sys.executable} -c '{PUT}' $STORE {key}")
+            if command.startswith("mkdir"):
+                lines += [start, put(sys.executable, PUT, "first")]
+            elif command.startswith("pg_archivecleanup"):
+                lines += [*lines[-6:], put(sys.executable, PUT, "second")]  # after the second night
+            elif command.startswith('psql -c "SELECT'):
+                lines += [put(sys.executable, PUT, "third"), "pg_ctl stop --mode=fast --wait"]  # as Patroni does
         env = {"PATH": f"{tmp_path / 'bin'}:{CLEAN['PATH']}", "PYTHONPATH": str(DEPLOY.parent), "STORE": url}
         env |= {"PGHOST": str(server.folder), "PGPORT": str(server.port), "PGUSER": "postgres", "LC_ALL": "C.UTF-8"}
+        env["PGDATA"] = str(server.data)
         look = f"psql -At -c 'SELECT key FROM titanic.request ORDER BY uuid' {url.replace('&', chr(92) + '&')}"
-        script = "\n".join(["set -e; cd /", *lines, look])
+        script = "\n".join(["set -e; cd /", *lines, start, look])
         done = subprocess.run(alone(script), env=env, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, done.stdout + done.stderr + server.log()[-3000:]
+        archived = sorted(path.name for path in (server.folder / "backup/wal").glob("00000001*[0-9A-F]"))
+        (begin,) = re.findall(r"^START WAL.*file (\w+)", (server.folder / "backup/base/backup_label").read_text(), re.M)
+        assert archived[0] == begin
     keys = [bytes.fromhex(one[2:]).decode() for one in done.stdout.splitlines() if one.startswith("\\x")]
     assert keys == ["first", "second"]

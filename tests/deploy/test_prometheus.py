@@ -109,7 +109,7 @@ def test_the_broker_apart_and_workers_are_some_lines_more(tmp_path: Path) -> Non
     promtool("check", "config", "--syntax-only", str(tmp_path / "scrape.yml"))
     found = [one for line in re.findall(r"- targets: \[(.*)\]", text) for one in re.findall(r"\"([^\"]+)\"", line)]
     metrics = re.findall(r'^#metrics = "([^"]+)"', (DEPLOY / "titanic.toml").read_text(), re.MULTILINE)
-    assert found == [*metrics, DEFAULT_BIND]
+    assert found == [*metrics, DEFAULT_BIND, "db1:8008", "db2:8008", "db3:8008"]
 
 
 @needs_promtool
