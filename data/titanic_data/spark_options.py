@@ -237,11 +237,11 @@ _READ: dict[str, Parser] = {  # each name as users write it, and how its value i
     "startingOffsets": _number(1, words=(EARLIEST, LATEST)),
     "endingOffsets": _number(1, words=(LATEST,)),
     "maxOffsetsPerTrigger": _number(1),
-    "minPartitions": _number(1, 100_000),
-    "rowsPerPartition": _number(1),
-    "batchSize": _number(1, 1_000_000),
+    "minPartitions": _number(1, 100_000),  # default 1; Spark needs some 40 ms for each
+    "rowsPerPartition": _number(1),  # default 250,000
+    "batchSize": _number(1, 1_000_000),  # rows of an Arrow batch; default 4,000
     "failOnDataLoss": _flag,
-    "pushFilters": _flag,
+    "pushFilters": _flag,  # conditions on `seq` choose the range; with spark.sql.python.filterPushdown.enabled=true
 }
 _WRITE: dict[str, Parser] = {
     "endpoint": _endpoint,

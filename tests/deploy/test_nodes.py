@@ -226,32 +226,25 @@ def test_a_backup_is_restored(tmp_path: Path) -> None:
     """The commands of the section, as written, but for where things are: what came before the point is there, and what
     came after it is not."""
     commands = re.findall(r"^    \$ (.*)$", section("Backup and restore"), re.MULTILINE)
-    assert len(commands) == 15
+    assert len(commands) == 4
     (archive,) = re.findall(r"# archive_command: (.*)$", PATRONI, re.MULTILINE)
-    programs_for(tmp_path / "bin", "mkdir", "touch", "mv")
+    programs_for(tmp_path / "bin", "cat", "cp", "mkdir", "mv", "rm", "sh", "touch")
     with PostgresServer() as server:
         server.settings |= {"archive_mode": "on", "archive_command": archive.replace("/mnt", str(server.folder))}
         server.create()
         url = server.url(server.new_database())
         server.stop("fast")
-        put = "{} -c '{}' $STORE {}".format
-        start = f"pg_ctl start --log={server.folder}/log2 --wait"
-        lines: list[str] = []
-        for command in commands:
-            line = command.replace("/var/lib/postgresql/15/titanic", str(server.data))
-            line = line.replace("/var/lib/postgresql/15/log", str(server.folder / "log2"))
-            lines.append(line.replace("/mnt/backup", str(server.folder / "backup")))
-            if command.startswith("mkdir"):
-                lines += [start, put(sys.executable, PUT, "first")]
-            elif command.startswith("pg_archivecleanup"):
-                lines += [*lines[-6:], put(sys.executable, PUT, "second")]  # after the second night
-            elif command.startswith('psql -c "SELECT'):
-                lines += [put(sys.executable, PUT, "third"), "pg_ctl stop --mode=fast --wait"]  # as Patroni does
+        start, stop = f"pg_ctl start --log={server.folder}/log2 --wait", "pg_ctl stop --mode=fast --wait"
+        first, second, third = (f"{sys.executable} -c '{PUT}' $STORE {key}" for key in ("first", "second", "third"))
+        make, copy, point, restore = (
+            re.sub("^deploy", f"sh {DEPLOY}", line).replace("/mnt", str(server.folder)) for line in commands
+        )
+        look = f"psql -At -c 'SELECT key FROM titanic.request ORDER BY uuid' {url.replace('&', chr(92) + '&')}"
+        lines = [make, start, first, copy, copy, second, point, third, stop, restore, start, look]
         env = {"PATH": f"{tmp_path / 'bin'}:{CLEAN['PATH']}", "PYTHONPATH": str(DEPLOY.parent), "STORE": url}
         env |= {"PGHOST": str(server.folder), "PGPORT": str(server.port), "PGUSER": "postgres", "LC_ALL": "C.UTF-8"}
-        env["PGDATA"] = str(server.data)
-        look = f"psql -At -c 'SELECT key FROM titanic.request ORDER BY uuid' {url.replace('&', chr(92) + '&')}"
-        script = "\n".join(["set -e; cd /", *lines, start, look])
+        env |= {"PGDATA": str(server.data), "BACKUP": str(server.folder / "backup")}
+        script = "\n".join(["set -e; cd /", *lines])
         done = subprocess.run(alone(script), env=env, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, done.stdout + done.stderr + server.log()[-3000:]
         archived = sorted(path.name for path in (server.folder / "backup/wal").glob("00000001*[0-9A-F]"))

@@ -1,6 +1,11 @@
 """Runs the five programs of each library for real, and says what they did.
 
 unshare -n sh -c 'ip link set lo up; python tests/benchmarks/side_by_side/run.py PYTHON_OF_THE_OTHERS'
+
+That is /tmp/others/bin/python, made by
+
+python3 -m venv /tmp/others
+/tmp/others/bin/pip install 'celery[redis]' 'dramatiq[redis]' rq huey apscheduler pillow taskiq-redis taskiq-pipelines
 """
 
 from __future__ import annotations
