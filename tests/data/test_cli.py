@@ -16,12 +16,11 @@ from support.cli_data import titanic_data
 from support.cli_titanic import CLEAN, running, serving, working
 from support.processes import PYTHONPATH
 from support.ring import ring
-from support.spark import LONGEST
+from support.spark import JAVA, LONGEST
 from support.waiting import PATIENCE, until
 
 from titanic import Client
 from titanic_data.cli import COMMANDS
-from titanic_data.session import QUICK as QUICK_JAVA
 from titanic_data.store_reader import forget
 
 ROOT = Path(__file__).parents[2]
@@ -229,7 +228,7 @@ def test_a_worker(tmp_path: Path) -> None:
         arguments = ("work", "shout", "shout:shout", "--endpoint", endpoint, "--lanes", "8")
         program = (sys.executable, "-m", "titanic_data")
         with running(
-            tmp_path / "work.log", *arguments, program=program, PYTHONPATH=path, JAVA_TOOL_OPTIONS=QUICK_JAVA
+            tmp_path / "work.log", *arguments, program=program, PYTHONPATH=path, JAVA_TOOL_OPTIONS=JAVA
         ) as worker:
             uuid = client.submit("shout", "hello")
             assert client.wait(uuid, 300) == [b"hello!"]

@@ -11,12 +11,16 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 from support.processes import PYTHONPATH
+from support.spark import JAVA
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "data" / "sample" / "end_to_end.py"
 
 
-def test_from_rows_to_a_report(spark: SparkSession, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_from_rows_to_a_report(
+    spark: SparkSession, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", JAVA)  # of the report, which has a session of its own
     names: dict[str, Any] = {"__name__": "example"}
     exec(compile(SCRIPT.read_text(), str(SCRIPT), "exec"), names)
     names["run"](spark, 200, tmp_path)

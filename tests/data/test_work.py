@@ -15,12 +15,12 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from support.processes import PYTHONPATH
 from support.serving import QUICK
+from support.spark import JAVA
 from support.waiting import until
 
 import broker
 from broker import Broker, BrokerConfig, WorkerConfig
 from titanic import Client, RequestFailed, Server
-from titanic_data.session import QUICK as QUICK_JAVA
 from titanic_data.spark_worker import SparkWorker, Transform, arrow
 
 ROOT = Path(__file__).parents[2]
@@ -183,7 +183,7 @@ def test_a_worker_without_its_spark_ends_and_answers_nothing(
     (tmp_path / "slow.py").write_text(SLOW)
     (tmp_path / "pause").write_text("5" if busy else "0")
     words = ["work", "upper", "slow:transform", "--endpoint", server.endpoints[0], "--lanes", "4"]
-    env = {**os.environ, "PYTHONPATH": PYTHONPATH, "SPARK_MASTER": "local[1]", "JAVA_TOOL_OPTIONS": QUICK_JAVA}
+    env = {**os.environ, "PYTHONPATH": PYTHONPATH, "SPARK_MASTER": "local[1]", "JAVA_TOOL_OPTIONS": JAVA}
     log = tmp_path / "work.log"
     with log.open("wb") as opened:
         command = [sys.executable, "-m", "titanic_data", *words]

@@ -17,6 +17,8 @@ import pytest
 from support.processes import PYTHONPATH
 from support.warm_spark import start
 
+from titanic_data.session import QUICK
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -24,6 +26,8 @@ LONGEST = 1000
 """Seconds that such a test may take: on a machine that is busy with other things Spark takes a minute to start."""
 
 ROOT = Path(__file__).parents[2]
+JAVA = f"{QUICK} -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+"""Java's options, for JAVA_TOOL_OPTIONS. To verify the classes of Spark takes a sixth of its start."""
 SETTINGS = {
     "spark.master": "local[2,3]",  # two processors, and a task may fail twice
     "spark.driver.memory": "768m",
@@ -63,10 +67,13 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     forking, python = start(scratch, PYTHONPATH)
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = str(python)
     os.environ["SPARK_LOCAL_DIRS"] = str(scratch)
+    monkeypatch = pytest.MonkeyPatch()
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", JAVA)
     settings = {**SETTINGS, "spark.local.dir": str(scratch), "spark.sql.warehouse.dir": str(scratch / "warehouse")}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = session("tests", quick=True, settings=settings)
+    monkeypatch.undo()
     yield found
     found.stop()
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
