@@ -383,20 +383,23 @@ def _with_user(path: Path, user: str) -> tuple[str, dict[str, Any]]:
     return file.text, tomllib.loads(file.text)
 
 
-_HEAD = re.compile(r"((?:^[ \t]*(?:#.*)?\n)*(?:^[ \t]*\[.*\n?|\Z))", re.MULTILINE)
-"""A table's first line, with the comments above it; or the comments at the end."""
+_LINE = re.compile(r"(?:[ \t]*(?:#.*)?\n)*(.*\n?)")
+"""A line, with the comments above it; or the comments at the end. A long comment must be read only once."""
 _ABOVE = re.compile(r"(\s*#.*\n[ \t]*\n)?.*", re.DOTALL)
 """Its group: comments that an empty line separates from the table, and which are about more than it."""
-_TABLE = re.compile(r"""^\s*\[(\w+)\.("[^"\n]+"|'[^'\n]+'|[\w-]+)""", re.MULTILINE)
-_KEYS = re.compile(r"""^\s*keys\s*=\s*(\[(?:"[^"\n]*"|'[^'\n]*'|#.*|[^"'#\]])*\])""", re.MULTILINE)
+_TABLE = re.compile(r"""[ \t]*\[(\w+)\.("[^"\n]+"|'[^'\n]+'|[\w-]+)""")
+_KEYS = re.compile(r"""^[ \t]*keys\s*=\s*(\[(?:"[^"\n]*"|'[^'\n]*'|#.*|[^"'#\]])*\])""", re.MULTILINE)
 _KEY = re.compile(r"""#.*|("[^"\n]*"|'[^'\n]*')""")
 
 
 def _tables(text: str) -> list[tuple[tuple[str, ...], str, str]]:
     """The tables of an access file: kind and name, the first line with comments above it, and the rest."""
-    first, *rest = _HEAD.split(text if text.endswith("\n") else f"{text}\n")
-    names = [found and (found[1], found[2].strip("\"'")) for found in map(_TABLE.search, rest[::2])]
-    return [((), first, ""), *zip((name or () for name in names), rest[::2], rest[1::2], strict=True)]
+    text += "" if text.endswith("\n") else "\n"
+    heads = [one for one in _LINE.finditer(text) if not one[1] or one[1].lstrip(" \t").startswith("[")]
+    ends = [*(one.start() for one in heads[1:]), len(text)]
+    names = [found and (found[1], found[2].strip("\"'")) for found in (_TABLE.match(one[1]) for one in heads)]
+    parts = [(name or (), one[0], text[one.end() : end]) for name, one, end in zip(names, heads, ends, strict=True)]
+    return [((), text[: heads[0].start()], ""), *parts]
 
 
 def _with_keys(body: str, keys: list[str], *, is_added: bool) -> str:

@@ -229,6 +229,14 @@ def test_a_key_is_rotated(file: Path) -> None:
     assert (file.parent / "shop-3.key").exists()
 
 
+def test_a_key_is_rotated_below_a_long_comment(file: Path) -> None:
+    """It is read once; from each of its lines to its end, it would take over 10 minutes."""
+    text = FILE.replace("[users.shop]\n", "[users.shop]\n" + "# a line of a comment\n" * 20_000)
+    file.write_text(text)
+    assert here("access", "rotate", "shop", "--access", file).code == 0
+    assert file.read_text() == text.replace('"shop.key"', '"shop.key", "shop-2.key"')
+
+
 def test_logins_are_counted_and_compared(file: Path) -> None:
     old = file.with_name("old.toml")
     old.write_text(FILE)
