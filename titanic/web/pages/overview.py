@@ -232,7 +232,7 @@ def assess(
 def disk_note(stats: Mapping[str, Any]) -> str:
     """Why the disk takes nothing, and what to do."""
     what, fact, advice = disk_trouble(stats["store"]["path"], stats["disk_free"])
-    return f"{sentence(what)} {sentence(fact)} New requests are rejected: {sentence(advice)}"
+    return f"{sentence(what)} {sentence(fact)} New requests are rejected. {sentence(advice)}"
 
 
 def _link(named: tuple[str, str, str]) -> Markup:
