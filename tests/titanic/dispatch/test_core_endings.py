@@ -418,6 +418,18 @@ def test_while_stopping_an_outcome_that_failed_is_still_tried_again() -> None:
     assert play.ended["a"].frames == [b"A"]
 
 
+def test_at_the_end_an_outcome_that_failed_is_tried_at_once_and_without_long_pauses() -> None:
+    play = at_work("a")
+    play.disk = "broken"
+    play.reply("a", b"A")
+    play.later_by(60)
+    play.core.stopping = True
+    play.core.outcomes.hurry(play.now)
+    before = len(play.batches)
+    play.later_by(1)
+    assert len(play.batches) - before >= 5
+
+
 def test_of_what_has_its_outcome_already_no_worker_keeps_anything() -> None:
     """The broker's word that a request can't be taken back may cross its reply."""
     play = at_work("a")

@@ -156,5 +156,7 @@ def test_a_full_disk(
         assert [record.message for record in caplog.records] == [
             "cannot note what workers have: [Errno 28] No space left on device"
         ]
-    notes.given(token(1), b"ann\0k")
+    with caplog.at_level("INFO"):
+        notes.given(token(1), b"ann\0k")
+    assert caplog.records[-1].message == "can note what workers have again"
     assert read(tmp_path) == [noted(1)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import NoReturn
 
 import pytest
 from support.store_facts import accept_all
@@ -57,6 +58,10 @@ class Transport:
 
 def make(store: Store) -> Dispatcher:
     return Dispatcher(ServerConfig(), store, Writer(store), Reader(store), lambda answers: None, Loop())
+
+
+def unreadable() -> NoReturn:
+    raise StoreFailed("the store failed", "an error of the disk", "look at it")
 
 
 class Rounds:
@@ -115,6 +120,32 @@ def test_workers_that_a_round_hears_of_at_its_end_have_work_at_once(store: Store
     assert dispatcher.next_deadline() == 0.0
     assert rounds.next() == [b"echo"]
     assert dispatcher.next_deadline() != 0.0
+
+
+def test_a_queue_that_could_not_be_read_is_read_again_after_a_pause(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds = Rounds(store, {b"echo": 1}, b"x")
+    core = rounds.dispatcher.core
+    rounds.transport.presence = core
+    with monkeypatch.context() as failing:
+        failing.setattr(store, "read", unreadable)
+        assert rounds.next() == []
+    assert rounds.next() == []
+    again = core.next_deadline()
+    assert again is not None
+    rounds.dispatcher.flush(again)
+    assert [send.service for send in rounds.transport.sent] == [b"echo"]
+    rounds.dispatcher.loop.stop()
+
+
+def test_of_a_service_those_in_flight_are_shown_and_no_closed_ones(store: Store) -> None:
+    rounds = Rounds(store, {b"echo": 2, b"other": 1}, b"x")
+    rounds.next()
+    sent = [send.uuid for send in rounds.transport.sent if send.service == b"echo"]
+    rounds.dispatcher.core.closed(sent[:1])
+    assert rounds.dispatcher.view(bytes(16), b"echo").in_flight == sent[1:]
+    rounds.dispatcher.loop.stop()
 
 
 def test_a_large_request_that_a_change_holds_delays_no_other(store: Store) -> None:
@@ -258,11 +289,7 @@ def test_a_store_that_can_not_be_read_is_looked_at_again_after_a_pause(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dispatcher = Rounds(store, {}, b"").dispatcher
-
-    def read() -> None:
-        raise StoreFailed("the store failed", "an error of the disk", "look at it")
-
-    monkeypatch.setattr(store, "read", read)
+    monkeypatch.setattr(store, "read", unreadable)
     dispatcher.maintenance.refresh_alarm()
     dispatcher.maintenance.tick(time.monotonic() + 1)
     deadline = dispatcher.core.next_deadline()

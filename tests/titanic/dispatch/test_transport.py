@@ -470,6 +470,37 @@ def test_what_is_taken_back_while_there_is_no_broker_is_not_sent_to_the_next_one
     loop.stop()
 
 
+@pytest.mark.parametrize(
+    ("knows", "said"), [(set(), []), ({b"titanic:1"}, [b"running"]), ({b"titanic:1", b"titanic:kill"}, [b"kill"])]
+)
+def test_why_one_is_asked_back_is_said_in_words_that_the_broker_knows(
+    heard: Heard, monkeypatch: pytest.MonkeyPatch, knows: set[bytes], said: list[bytes]
+) -> None:
+    loop, endpoint = Loop(), "inproc://nowhere"
+    discovery = BrokerDiscovery(endpoint, ["0.2"], Owner())
+    discovery.kind = BrokerKind("0.2", ours=True, knows=frozenset(knows))
+    transport = SocketTransport(heard, loop, endpoint, discovery, Channel())
+    monkeypatch.setattr(heard, "reason", lambda uuid: b"kill")
+    transport.send_requests([Send(b"1", b"echo", [b"x"])], NOW)
+    transport.recall_request(b"1", NOW)
+    _, question = transport.session.take_output()[-1]
+    assert question is not None
+    assert question[question.index(b"mmi.cancel") + 3 :] == said
+    loop.stop()
+
+
+def test_a_reply_that_came_before_the_broker_died_counts(heard: Heard) -> None:
+    loop, endpoint = Loop(), "inproc://nowhere"
+    transport = SocketTransport(heard, loop, endpoint, BrokerDiscovery(endpoint, ["0.2"], Owner()), Channel())
+    transport.send_requests([Send(b"1", b"echo", [b"x"], has_ttl=True)], NOW)
+    ((connection, sent),) = transport.session.take_output()
+    assert sent is not None
+    transport.session.receive(connection, [*sent[:2], b"MDPC02", b"\3", b"echo", b"reply"], NOW)
+    transport.connection_lost(transport._connection, NOW)
+    assert (heard.replies, heard.refusals) == ({b"1": [b"reply"]}, {})
+    loop.stop()
+
+
 def test_a_broker_that_answered_in_no_version_is_asked_again(tmp_path: Path) -> None:
     """It may have been busy, or be another one by now."""
     owner = Owner()
