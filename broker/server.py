@@ -46,8 +46,9 @@ Lasts = Callable[[], bool]
 MAX_WATCHED = 1024
 """Processes that are watched, each by a descriptor; the requests of more wait for them."""
 
-EXPIRY_EVERY = 3600.0
-"""Seconds after which connections are reviewed, although no user seems to have expired: clocks are set."""
+EXPIRY_EVERY = 5.0
+"""Seconds after which it is checked whether users have expired, or have no longer, although that is not due: clocks are
+set."""
 
 LOG_EVERY = 60.0
 """Seconds between two lines about workers that returned with requests that are not theirs."""
@@ -282,8 +283,8 @@ class Broker(CoreRunner[BrokerCore]):
         self._locals: list[LocalPeer] = []
         self._not_resumed = 0
         self._log_at = 0.0
-        self._expiry_at = self._next_expiry()
-        """When to review connections, because users expire; None: none does."""
+        self._expired, self._expiry_at = (0, None) if access is None else _expiry(access)
+        """How many users have expired, and when to check that; None: never."""
         self._leased: list[LocalPeer] = []
         """Local peers whose requests may not start at all times."""
 
@@ -429,18 +430,11 @@ class Broker(CoreRunner[BrokerCore]):
         guard = self.core.guard
         if guard is not None:
             now = time.monotonic()
+            self._expired, self._expiry_at = _expiry(access)  # first: who expires from here on is found next time
             self._connections.swap(access, now)
             for local in self._locals:
                 local.user = local.user and guard.current(local.user)
             self.core.revoke(Review(guard, self._whose), now)
-            self._expiry_at = self._next_expiry()
-
-    def _next_expiry(self) -> float | None:
-        users, now = () if self.core.guard is None else self.core.guard.access.users.values(), time.time()
-        expires = [user.expires for user in users if user.expires < math.inf]
-        # Users that have expired come again if the clock is set back.
-        pauses = [one - now for one in expires if now < one < now + EXPIRY_EVERY]
-        return time.monotonic() + min(pauses, default=EXPIRY_EVERY) if expires else None
 
     def _whose(self, peer: Peer) -> User | None:
         """Return the present user of a peer, with access control; None: this process."""
@@ -521,7 +515,10 @@ class Broker(CoreRunner[BrokerCore]):
         super().tick(now)
         self._connections.tick(now)
         if self._expiry_at is not None and now >= self._expiry_at and self.core.guard is not None:
-            self._reload(self.core.guard.access)
+            access = self.core.guard.access
+            expired, self._expiry_at = _expiry(access)
+            if expired != self._expired:
+                self._reload(access)
 
     def next_deadline(self) -> float | None:
         return earliest(self.core.next_deadline(), self._connections.next_deadline(), self._expiry_at)
@@ -556,3 +553,10 @@ class Broker(CoreRunner[BrokerCore]):
                     self.core.lost(peer, now, unsent)
                     lost = True
         return lost
+
+
+def _expiry(access: Access) -> tuple[int, float | None]:
+    """How many users have expired, and when to check that again; None: none expires."""
+    now, expires = time.time(), [user.expires for user in access.users.values() if user.expires < math.inf]
+    pauses = [one - now for one in expires if now < one < now + EXPIRY_EVERY]
+    return sum(one <= now for one in expires), time.monotonic() + min(pauses, default=EXPIRY_EVERY) if expires else None

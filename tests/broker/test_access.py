@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -23,7 +24,7 @@ from support.secured import SERVER, access, keyed, new_pair, raw_socket, say_too
 from support.waiting import PATIENCE, until
 from support.zmtp import message, zmtp
 
-from broker import Access, Broker, Client, EndpointError, KeyRefused, Keys, UsageError
+from broker import Access, Broker, Client, EndpointError, KeyRefused, Keys, UsageError, server
 from broker.io import admission, connections
 from broker.io.sockets import monitored_event
 from broker.server import EXPIRY_EVERY
@@ -375,6 +376,21 @@ def test_an_expired_user_is_disconnected(
         echo()
     reload(broker, access({CALLER: ALICE, WORKER: BOB, replace(OTHER, expires=time.time() + 3600): CAROL}))
     with watched(where(broker), CAROL) as (client, wait):
+        wait(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+
+
+def test_a_user_expires_when_the_clock_is_set(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    with watched(where(broker), CAROL) as (_, wait):
+        wait(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        expiring = replace(OTHER, expires=time.time() + 2 * 86_400)
+        reload(broker, access({CALLER: ALICE, WORKER: BOB, expiring: CAROL}))
+        for module in (admission, server):
+            ahead = SimpleNamespace(time=lambda: time.time() + 3 * 86_400, monotonic=time.monotonic)
+            monkeypatch.setattr(module, "time", ahead)
+        wait(zmq.EVENT_DISCONNECTED)
+        wait(FAILED)
+        monkeypatch.undo()
+    with watched(where(broker), CAROL) as (_, wait):
         wait(zmq.EVENT_HANDSHAKE_SUCCEEDED)
 
 
