@@ -41,7 +41,7 @@ class Fork(subprocess.Popen[bytes]):
     """Python with `-m`, `-c` or a script that starts at once: warm_start.py. Tests of imports, interpreters and cold
     starts use subprocess.Popen instead."""
 
-    _parent: socket.socket | None = None
+    parent: socket.socket | None = None
     _lock = Lock()
 
     def __init__(self, *arguments: str | bytes | Path, env: Mapping[str, str], **more: Any) -> None:
@@ -49,17 +49,18 @@ class Fork(subprocess.Popen[bytes]):
 
     def _execute_child(self, args: Sequence[str], *rest: Any) -> None:
         """What Popen calls to start it."""
-        env, files, session = rest[5], rest[9:15], rest[20]
+        more, folder, env, files, session = (*rest[3:6], rest[9:15], rest[20])
         given = [number if one == -1 else one for number, one in enumerate((files[0], files[3], files[5]))]
+        numbers = [0, 1, 2, *more]
         umask = os.umask(0)
         os.umask(umask)
-        text = json.dumps([list(args), dict(env), str(Path.cwd()), umask, session]).encode()
+        text = json.dumps([list(args), numbers, dict(env), str(folder or Path.cwd()), umask, session]).encode()
         try:
             with Fork._lock:
-                parent = Fork._parent = Fork._parent or _start_parent()
+                parent = Fork.parent = Fork.parent or _start_parent()
                 _libc.prctl(_SUBREAPER, 1, 0, 0, 0)
                 try:
-                    socket.send_fds(parent, [len(text).to_bytes(4, "big")], given)
+                    socket.send_fds(parent, [len(text).to_bytes(4, "big")], [*given, *more])
                     parent.sendall(text)
                     self.pid = int.from_bytes(parent.recv(4, socket.MSG_WAITALL), "big")
                 finally:

@@ -1,32 +1,46 @@
 """A program: Python that has imported what `titanic` needs, and forks for each process that a test wants (`Fork` in
 processes.py).
 
-A fork gets the arguments, environment, folder, umask and standard files of a new process, and runs its module, script
-or text (`-c`) from the beginning: only imports are done. Its parent is the test process, which must be a subreaper
-meanwhile.
+A fork gets the arguments, environment, folder, umask and files of a new process, and runs its module, script or text
+(`-c`) from the beginning: only imports are done. Its parent is the test process, which must be a subreaper meanwhile.
+That of a process of `titanic worker` is the pool, which has a process of its own that forks for it.
 """
 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import gc
 import json
 import os
 import runpy
 import signal
 import socket
+import subprocess
 import sys
 from importlib import import_module
 from io import TextIOWrapper
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 DIES_WITH_ITS_PARENT = 1
 """Of prctl(2), with a signal: a test run that is killed leaves no forks."""
 _libc = ctypes.CDLL(None)
 
-MODULES = ("titanic.aio", "titanic.server.server", "titanic.web.asgi", "titanic.web.serving", "titanic.tasks", "zmq")
+MODULES = (
+    "titanic.aio",
+    "titanic.pool.child",
+    "titanic.server.server",
+    "titanic.web.asgi",
+    "titanic.web.serving",
+    "titanic.tasks",
+    "zmq",
+)
 """What processes import when they run."""
+
+POOL, CHILD = ["-m", "titanic", "worker"], ["-P", "-m", "titanic.pool.child"]
+MOST_FILES = 16
 
 
 def exactly(connection: socket.socket, size: int) -> bytes:
@@ -38,13 +52,13 @@ def exactly(connection: socket.socket, size: int) -> bytes:
     return data
 
 
-def _next_fork(connection: socket.socket) -> list[str]:
-    """Fork for each that is wanted. Returns in the fork, with its arguments."""
+def _next_fork(connection: socket.socket, *, dies: bool = True) -> list[str]:
+    """Fork for each that is wanted. Returns in the fork, with its arguments. `dies`: with its parent."""
     while True:
-        head, given, _, _ = socket.recv_fds(connection, 4, 3)
+        head, given, _, _ = socket.recv_fds(connection, 4, MOST_FILES)
         if not head:
             os._exit(0)
-        arguments, env, folder, umask, session = json.loads(exactly(connection, int.from_bytes(head, "big")))
+        arguments, files, env, folder, umask, session = json.loads(exactly(connection, int.from_bytes(head, "big")))
         between = os.fork()
         if between:
             os.waitpid(between, 0)
@@ -56,9 +70,11 @@ def _next_fork(connection: socket.socket) -> list[str]:
             os._exit(0)  # its child becomes one of the test process
         while os.getppid() == between:
             os.sched_yield()
-        _libc.prctl(DIES_WITH_ITS_PARENT, signal.SIGKILL, 0, 0, 0)
+        if dies:
+            _libc.prctl(DIES_WITH_ITS_PARENT, signal.SIGKILL, 0, 0, 0)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        for number, one in enumerate(given):
+        answers, *given = (_out_of_the_way(one) for one in (connection.detach(), *given))
+        for number, one in zip(files, given, strict=True):
             os.dup2(one, number)
             os.close(one)
         if session:
@@ -67,9 +83,45 @@ def _next_fork(connection: socket.socket) -> list[str]:
         os.chdir(folder)
         os.environ.clear()
         os.environ.update(env)
-        connection.sendall(os.getpid().to_bytes(4, "big"))
-        connection.close()
+        sys.dont_write_bytecode = bool(env.get("PYTHONDONTWRITEBYTECODE"))
+        os.write(answers, os.getpid().to_bytes(4, "big"))
+        os.close(answers)
         return [*map(str, arguments)]
+
+
+def _out_of_the_way(number: int) -> int:
+    """The same file by a number that no process wants."""
+    high = fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 100)
+    os.close(number)
+    return high
+
+
+def _fork_children() -> list[str] | None:
+    """Have the processes of a pool, which this one becomes, forked too. Returns in such a fork, with its arguments;
+    otherwise None."""
+    pool = os.getpid()
+    ours, its = socket.socketpair()
+    if os.fork():
+        its.close()
+        from support.processes import Fork
+
+        Fork.parent = ours
+
+        class Popen(subprocess.Popen[bytes]):
+            def _execute_child(self, args: list[str], *more: Any) -> None:
+                if args[: 1 + len(CHILD)] == [sys.executable, *CHILD]:
+                    Fork._execute_child(self, args[1:], *more)  # type: ignore[arg-type]
+                else:
+                    super()._execute_child(args, *more)  # type: ignore[misc]
+
+        subprocess.Popen = Popen  # type: ignore[misc]
+        return None
+    ours.close()
+    _libc.prctl(DIES_WITH_ITS_PARENT, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != pool:
+        os._exit(0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return _next_fork(its, dies=False)  # which is the business of what is tested
 
 
 def open_files() -> None:
@@ -95,14 +147,20 @@ def main() -> None:
     given = os.environ["PYTHONPATH"].split(os.pathsep)  # of this process; that of the fork comes later
     usual = [one for one in sys.path[not sys.flags.safe_path :] if one not in given]
     gc.freeze()
-    first, *rest = _next_fork(socket.socket(fileno=int(sys.argv[1])))
+    arguments = _next_fork(socket.socket(fileno=int(sys.argv[1])))
+    if arguments[: len(POOL)] == POOL:
+        arguments = _fork_children() or arguments
+    is_safe = bool(sys.flags.safe_path) or arguments[0] == "-P"
+    first, *rest = arguments[arguments[0] == "-P" :]
     open_files()
     folders = [str(Path(one).absolute()) for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
-    if not sys.flags.safe_path:
+    if not is_safe:
         folders.insert(0, str(Path.cwd() if first in ("-m", "-c") else Path(first).parent))
     sys.path[:] = dict.fromkeys([*folders, *usual])
     if first == "-m":
         sys.argv[1:] = rest[1:]
+        if rest[0] == CHILD[-1]:
+            sys.modules.pop(rest[0], None)
         runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
     elif first == "-c":
         sys.argv[1:] = rest[1:]
