@@ -34,7 +34,7 @@ from support.cli_titanic import CLEAN
 from support.processes import PYTHONPATH
 from support.processes import Fork as WarmFork
 from support.waiting import PATIENCE
-from support.warm_start import DIES_WITH_ITS_PARENT
+from support.warm_start import DIES_WITH_ITS_PARENT, NEW_NETWORK
 
 from titanic import entry
 from titanic.cli.main import COMMANDS
@@ -55,7 +55,7 @@ def run_alone(lines: list[str], folder: Path, timeout: float = 100, **more: str)
     return [tuple(one) for one in json.loads(out)]
 
 
-NEW_USER, NEW_PIDS, NEW_NETWORK = 0x10000000, 0x20000000, 0x40000000
+NEW_USER, NEW_PIDS = 0x10000000, 0x20000000
 
 ADDRESSES = {"lo": "127.0.0.1", "lo:1": "10.0.0.1", "lo:2": "10.0.0.5"}
 

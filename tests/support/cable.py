@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
@@ -25,8 +24,8 @@ _numbers = count()
 class Cable(Protocol):
     """The two machines are called near and far."""
 
-    def program(self, side: str) -> tuple[str, ...]:
-        """How to run `titanic` there."""
+    def network(self, side: str) -> str:
+        """What a Fork enters to be there."""
 
     def bind(self, side: str, port: int) -> str:
         """An endpoint to listen at there."""
@@ -52,10 +51,6 @@ def cable() -> Iterator[Cable]:
         made.close()
 
 
-def _titanic() -> tuple[str, ...]:
-    return sys.executable, "-m", "titanic"
-
-
 def _run(*command: str) -> None:
     subprocess.run(command, check=True, capture_output=True, timeout=30)
 
@@ -79,8 +74,8 @@ class _Namespaces:
             self.close()
             raise
 
-    def program(self, side: str) -> tuple[str, ...]:
-        return ("ip", "netns", "exec", self._names[side], *_titanic())
+    def network(self, side: str) -> str:
+        return f"/run/netns/{self._names[side]}"
 
     def bind(self, side: str, port: int) -> str:
         return f"tcp://0.0.0.0:{port}"
@@ -109,8 +104,8 @@ class _Relays:
         self._ports: dict[int, int] = {}
         self._relays: list[Relay] = []
 
-    def program(self, side: str) -> tuple[str, ...]:
-        return _titanic()
+    def network(self, side: str) -> str:
+        return ""
 
     def bind(self, side: str, port: int) -> str:
         """At a free port of this machine instead."""

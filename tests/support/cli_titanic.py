@@ -41,18 +41,21 @@ class Ended(NamedTuple):
         return json.loads(self.out)
 
 
-def titanic(*arguments: str | bytes | Path, stdin: bytes | int = b"", **env: str) -> Ended:
-    """Run `titanic …` in a process of its own until it ends. `stdin`: its input, or a descriptor that it gets."""
+def titanic(*arguments: str | bytes | Path, stdin: bytes | int = b"", network: str = "", **env: str) -> Ended:
+    """Run `titanic …` in a process of its own until it ends. `stdin`: its input, or a descriptor that it gets.
+    `network`: of a Fork."""
     if is_warm(env):
         pipe = subprocess.PIPE
         given, said = (pipe, stdin) if isinstance(stdin, bytes) else (stdin, None)
-        with Fork("-m", "titanic", *arguments, stdin=given, stdout=pipe, stderr=pipe, env=CLEAN | env) as command:
+        files = {"stdin": given, "stdout": pipe, "stderr": pipe}
+        with Fork("-m", "titanic", *arguments, **files, env=CLEAN | env, network=network) as command:
             try:
                 out, err = command.communicate(said, PATIENCE)
             finally:
                 command.kill()
         return _ended(command.returncode, out, err)
     assert isinstance(stdin, bytes)
+    assert not network
     done = subprocess.run(
         [sys.executable, "-m", "titanic", *arguments],
         input=stdin,
@@ -114,7 +117,9 @@ def on_terminal(*arguments: str | Path, stdin: bytes = b"") -> str:
 class Running:
     """A `titanic …` that goes on; its stderr is in a file."""
 
-    def __init__(self, log: Path, *arguments: str | Path, program: Sequence[str] = (), **env: str) -> None:
+    def __init__(
+        self, log: Path, *arguments: str | Path, program: Sequence[str] = (), network: str = "", **env: str
+    ) -> None:
         self.log = log
         null, pipe, all_env = subprocess.DEVNULL, subprocess.PIPE, CLEAN | env
         with log.open("wb") as stderr:
@@ -128,8 +133,10 @@ class Running:
                     stderr=stderr,
                     env=all_env,
                     start_new_session=True,
+                    network=network,
                 )
                 return
+            assert not network
             command = [*(program or (sys.executable, "-m", "titanic")), *map(str, arguments)]
             self.process = subprocess.Popen(
                 command, stdin=null, stdout=pipe, stderr=stderr, env=all_env, start_new_session=True
@@ -169,9 +176,11 @@ class Running:
 
 
 @contextmanager
-def running(log: Path, *arguments: str | Path, program: Sequence[str] = (), **env: str) -> Iterator[Running]:
+def running(
+    log: Path, *arguments: str | Path, program: Sequence[str] = (), network: str = "", **env: str
+) -> Iterator[Running]:
     """A command that runs until the block is left."""
-    one = Running(log, *arguments, program=program, **env)
+    one = Running(log, *arguments, program=program, network=network, **env)
     try:
         yield one
     finally:

@@ -44,7 +44,9 @@ class Fork(subprocess.Popen[bytes]):
     parent: socket.socket | None = None
     _lock = Lock()
 
-    def __init__(self, *arguments: str | bytes | Path, env: Mapping[str, str], **more: Any) -> None:
+    def __init__(self, *arguments: str | bytes | Path, env: Mapping[str, str], network: str = "", **more: Any) -> None:
+        """`network`: the file of a namespace that it enters."""
+        self.network = network
         super().__init__([os.fsdecode(one) for one in arguments], env=env, **more)
 
     def _execute_child(self, args: Sequence[str], *rest: Any) -> None:
@@ -54,7 +56,8 @@ class Fork(subprocess.Popen[bytes]):
         numbers = [0, 1, 2, *more]
         umask = os.umask(0)
         os.umask(umask)
-        text = json.dumps([list(args), numbers, dict(env), str(folder or Path.cwd()), umask, session]).encode()
+        where = str(folder or Path.cwd()), getattr(self, "network", "")
+        text = json.dumps([list(args), numbers, dict(env), *where, umask, session]).encode()
         try:
             with Fork._lock:
                 parent = Fork.parent = Fork.parent or _start_parent()

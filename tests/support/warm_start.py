@@ -26,6 +26,7 @@ from typing import Any
 
 DIES_WITH_ITS_PARENT = 1
 """Of prctl(2), with a signal: a test run that is killed leaves no forks."""
+NEW_NETWORK = 0x40000000
 _libc = ctypes.CDLL(None)
 
 MODULES = (
@@ -58,7 +59,8 @@ def _next_fork(connection: socket.socket, *, dies: bool = True) -> list[str]:
         head, given, _, _ = socket.recv_fds(connection, 4, MOST_FILES)
         if not head:
             os._exit(0)
-        arguments, files, env, folder, umask, session = json.loads(exactly(connection, int.from_bytes(head, "big")))
+        text = exactly(connection, int.from_bytes(head, "big"))
+        arguments, files, env, folder, network, umask, session = json.loads(text)
         between = os.fork()
         if between:
             os.waitpid(between, 0)
@@ -79,6 +81,9 @@ def _next_fork(connection: socket.socket, *, dies: bool = True) -> list[str]:
             os.close(one)
         if session:
             os.setsid()
+        if network:
+            with Path(network).open() as namespace:
+                assert _libc.setns(namespace.fileno(), NEW_NETWORK) == 0, network
         os.umask(umask)
         os.chdir(folder)
         os.environ.clear()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 from support.cable import FAR, NEAR, Cable, cable
-from support.cli_titanic import CLEAN, Running, running
+from support.cli_titanic import Running, running, titanic
 from support.waiting import until
 
 BEAT = ("--heartbeat", "0.5")
@@ -32,16 +31,15 @@ class Sides:
         self.folder = folder
 
     def run(self, side: str, name: str, *arguments: str) -> AbstractContextManager[Running]:
-        return running(self.folder / name, *arguments, program=self.wire.program(side), TITANIC_OPEN="1")
+        return running(self.folder / name, *arguments, network=self.wire.network(side), TITANIC_OPEN="1")
 
     def pattern(self, side: str, name: str, *arguments: str) -> AbstractContextManager[Running]:
         return self.run(side, name, "pattern", *arguments)
 
     def ask(self, *arguments: str, side: str = NEAR) -> str:
         """What a command prints."""
-        command = (*self.wire.program(side), *arguments)
-        done = subprocess.run(command, capture_output=True, env=CLEAN, timeout=100, check=False)
-        return done.stdout.decode() if done.returncode == 0 else f"exit {done.returncode}: {done.stderr.decode()}"
+        done = titanic(*arguments, network=self.wire.network(side))
+        return done.out.decode() if done.code == 0 else f"exit {done.code}: {done.err}"
 
 
 @pytest.fixture
