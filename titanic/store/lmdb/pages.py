@@ -378,10 +378,10 @@ class Pages:
 
     def _walk(self, tree: str, root: int, *, ordered: bool = True) -> Iterator[tuple[bytes, bytes, int]]:
         """Keys, values and flags below a page, in order. `todo` has what is to come, the last first."""
-        todo = [] if root == _EMPTY else [(Hole(tree, root, b"", None), 0)]
+        todo = [] if root == _EMPTY else [Hole(tree, root, b"", None)]
         while todo:
-            place, depth = todo.pop()
-            page = self._page(place.page, _BRANCH | _LEAF) if depth < _DEEPEST else None
+            place = todo.pop()
+            page = self._page(place.page, _BRANCH | _LEAF)
             if page is None or (self._live[place.page] or self._free[place.page]):
                 self.holes.append(place)
                 continue
@@ -391,7 +391,7 @@ class Pages:
                     self.holes.append(place)
                     continue
                 self._live[place.page] = 1
-                todo += [(child, depth + 1) for child in reversed(below)]
+                todo += reversed(below)
                 continue
             rows = list(self._leaf(page))
             keys = [key for key, _, _ in rows]
