@@ -10,6 +10,7 @@ from support.broker_invariants import check_empty
 from support.transcript import Transcript
 
 from broker.access.users import User
+from broker.core.routing import MOST_NOTED
 
 QUEUE = "queue"
 
@@ -77,6 +78,16 @@ def test_a_death_with_one_request_in_hand_is_told_to_the_queue(broker: Play, way
                 broker.said(name, b"MDPW02", b"\5")
     broker.refused(b"poison", b"500")
     assert not any(frames[1] == b"\2" for name in ("b", "c") for frames in broker.heard(name))
+
+
+def test_where_attempts_of_other_queues_failed_is_not_remembered_for_ever(broker: Play) -> None:
+    """Only the queue in this process takes that."""
+    broker.worker_of("p", "a")
+    (worker,) = broker.core.workers.values()
+    noted = broker.core.failed_at = {b"%d" % number: worker.identity for number in range(MOST_NOTED)}
+    broker.sends(b"poison")
+    broker.lost("a")
+    assert (len(noted), next(iter(noted)), noted.popitem()[1]) == (MOST_NOTED, b"1", worker.identity)
 
 
 def test_of_a_process_with_several_in_hand_each_may_be_the_cause(broker: Play) -> None:

@@ -433,6 +433,18 @@ def test_without_a_decision_it_is_refused(here: Elsewhere) -> None:
     assert here.cancelled("w") == [token]
 
 
+def test_a_decision_and_a_worker_are_waited_for_again_as_long_as_before(here: Elsewhere) -> None:
+    token, missing = brought(), here.core.missing
+    here.ready("w", b"k", token)
+    missing.wait_again(delivery_of(token), here.now + 5)
+    assert missing.timers.get(delivery_of(token)) == here.now + 5 + missing.decided_within
+    here.decides(token)
+    here.lost("w")
+    missing.wait_again(delivery_of(token), here.now + 5)
+    assert missing.timers.get(delivery_of(token)) == here.now + 5 + missing.patience
+    assert missing.patience != missing.decided_within
+
+
 def test_it_is_gone_before_the_decision(here: Elsewhere) -> None:
     """It may come back: the request waits for it."""
     token = brought()
