@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+from pathlib import Path
 
 import lmdb
 import pytest
@@ -225,6 +226,8 @@ def test_a_store_is_opened_once_in_a_process(tmp_path):
         with pytest.raises(StoreLocked) as raised:
             LmdbStore.open(tmp_path)
         assert raised.value.pid == os.getpid()
+        held = [one.readlink().name for one in Path("/proc/self/fd").iterdir() if one.is_symlink()]
+        assert held.count("titanic.lock") == 1
 
 
 def test_a_failed_opening_gives_the_lock_back(tmp_path):
