@@ -64,21 +64,20 @@ def answer(
     shared: bool = False,
     explainer: Explainer | None = None,
     given: list[bytes] | None = None,
-    access: Access | None = None,
 ) -> Frames:
     """The answer to a titanic.list. Raises Forbidden for a user that may read nothing.
 
     `running`: the dispatcher; None: no worker has anything. `user`: the client's user; only what that user may read is
     returned; None: all. `now_us`: the time, if the client asks for it. `paused`: the paused services. `shared`: the
     store is shared, and knows the claims of its nodes. `explainer`: that of the server; None: there is none. `given`
-    gets the requests of which the answer has something of the body or the reply. `access`: the users, if known.
+    gets the requests of which the answer has something of the body or the reply.
     """
     if user is not None and (fault := lacks(user, "read")) is not None:
         raise Forbidden(fault)
     try:
         options = read(List, b"".join(body[:1]) or b"{}")
         given = [] if given is None else given
-        return _answer(transaction, options, running, user, now_us, paused, shared, explainer, given, access)
+        return _answer(transaction, options, running, user, now_us, paused, shared, explainer, given)
     except ValueError as error:
         return tsp.bad_request(str(error))
     except RecordCorrupt:
@@ -97,13 +96,12 @@ def _answer(
     shared: bool,
     explainer: Explainer | None,
     given: list[bytes],
-    access: Access | None,
 ) -> Frames:
     if options.jobs:
         return [tsp.OK, json.dumps({"jobs": redrive_jobs.documents(transaction, user, options.uuid)}).encode()]
     if options.schedules:
         return [tsp.OK, json.dumps({"schedules": registered_schedules.documents(transaction, user, now_us)}).encode()]
-    found = _find(transaction, options, running, user, shared, access)
+    found = _find(transaction, options, running, user, shared, explainer)
     rows = found.rows
     at_work = [row.uuid for row in rows if row.state is State.WAITING and row.uuid in found.running]
     far = running.progress(at_work) if running is not None and at_work else {}
@@ -163,7 +161,7 @@ def _find(
     running: RunningRequests | None,
     user: User | None,
     shared: bool,
-    access: Access | None,
+    explainer: Explainer | None,
 ) -> _Found:
     """Find the requests that the client asks for and its user may read."""
     owner = None if user is None or user.reads_all else user.owner
@@ -177,7 +175,7 @@ def _find(
     holders: dict[str, bytes] = {}
     rows: Sequence[Description]
     if options.keys is not None:
-        namespace = _namespace(transaction, options.uuid, user, access)
+        namespace = _namespace(transaction, options.uuid, user, explainer and explainer.context.host.access)
         keys = {key: key.encode(errors="replace") for key in options.keys}
         found = transaction.holders([*keys.values()], namespace)
         holders = {text: found[key] for text, key in keys.items() if key in found}

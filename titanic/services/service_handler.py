@@ -79,16 +79,7 @@ class ServiceHandler:
         explainer, dispatcher = self._explainer, self._context.dispatcher
         given: list[bytes] = []
         frames = list_requests.answer(
-            transaction,
-            ask.body,
-            dispatcher,
-            ask.user,
-            now_us,
-            paused,
-            shared=shared,
-            explainer=explainer,
-            given=given,
-            access=self._context.host.access,
+            transaction, ask.body, dispatcher, ask.user, now_us, paused, shared=shared, explainer=explainer, given=given
         )
         self._reader.note_read(transaction, ask, given)
         return frames
