@@ -118,7 +118,13 @@ class Running:
     """A `titanic …` that goes on; its stderr is in a file."""
 
     def __init__(
-        self, log: Path, *arguments: str | Path, program: Sequence[str] = (), network: str = "", **env: str
+        self,
+        log: Path,
+        *arguments: str | Path,
+        program: Sequence[str] = (),
+        folder: Path | None = None,
+        network: str = "",
+        **env: str,
     ) -> None:
         self.log = log
         null, pipe, all_env = subprocess.DEVNULL, subprocess.PIPE, CLEAN | env
@@ -132,6 +138,7 @@ class Running:
                     stdout=pipe,
                     stderr=stderr,
                     env=all_env,
+                    cwd=folder,
                     start_new_session=True,
                     network=network,
                 )
@@ -139,7 +146,7 @@ class Running:
             assert not network
             command = [*(program or (sys.executable, "-m", "titanic")), *map(str, arguments)]
             self.process = subprocess.Popen(
-                command, stdin=null, stdout=pipe, stderr=stderr, env=all_env, start_new_session=True
+                command, stdin=null, stdout=pipe, stderr=stderr, env=all_env, cwd=folder, start_new_session=True
             )
 
     def says(self, pattern: str) -> re.Match[str]:
@@ -177,10 +184,15 @@ class Running:
 
 @contextmanager
 def running(
-    log: Path, *arguments: str | Path, program: Sequence[str] = (), network: str = "", **env: str
+    log: Path,
+    *arguments: str | Path,
+    program: Sequence[str] = (),
+    folder: Path | None = None,
+    network: str = "",
+    **env: str,
 ) -> Iterator[Running]:
     """A command that runs until the block is left."""
-    one = Running(log, *arguments, program=program, network=network, **env)
+    one = Running(log, *arguments, program=program, folder=folder, network=network, **env)
     try:
         yield one
     finally:

@@ -3,7 +3,8 @@ processes.py).
 
 A fork gets the arguments, environment, folder, umask and files of a new process, and runs its module, script or text
 (`-c`) from the beginning: only imports are done. Its parent is the test process, which must be a subreaper meanwhile.
-That of a process of `titanic worker` is the pool, which has a process of its own that forks for it.
+That of a process of `titanic worker` is the pool, which has a process of its own that forks for it; so it is with the
+parts of `titanic dev`.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ MODULES = (
 )
 """What processes import when they run."""
 
-POOL, CHILD = ["-m", "titanic", "worker"], ["-P", "-m", "titanic.pool.child"]
+CHILD = "titanic.pool.child"
+PARENTS = {"worker", "dev"}
+"""Commands that start processes of Python, with -P."""
 MOST_FILES = 16
 
 
@@ -102,9 +105,9 @@ def _out_of_the_way(number: int) -> int:
 
 
 def _fork_children() -> list[str] | None:
-    """Have the processes of a pool, which this one becomes, forked too. Returns in such a fork, with its arguments;
-    otherwise None."""
-    pool = os.getpid()
+    """Have the processes that this one will start forked too. Returns in such a fork, with its arguments; otherwise
+    None."""
+    parent = os.getpid()
     ours, its = socket.socketpair()
     if os.fork():
         its.close()
@@ -114,7 +117,7 @@ def _fork_children() -> list[str] | None:
 
         class Popen(subprocess.Popen[bytes]):
             def _execute_child(self, args: list[str], *more: Any) -> None:
-                if args[: 1 + len(CHILD)] == [sys.executable, *CHILD]:
+                if args[:2] == [sys.executable, "-P"]:
                     Fork._execute_child(self, args[1:], *more)  # type: ignore[arg-type]
                 else:
                     super()._execute_child(args, *more)  # type: ignore[misc]
@@ -123,7 +126,7 @@ def _fork_children() -> list[str] | None:
         return None
     ours.close()
     _libc.prctl(DIES_WITH_ITS_PARENT, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != pool:
+    if os.getppid() != parent:
         os._exit(0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     return _next_fork(its, dies=False)  # which is the business of what is tested
@@ -133,12 +136,14 @@ def open_files() -> None:
     """Open stdin, stdout and stderr as Python does when it starts."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         old, mode = getattr(sys, name), "wb" if number else "rb"
+        is_unbuffered = bool(number and os.environ.get("PYTHONUNBUFFERED"))
         new = TextIOWrapper(
-            os.fdopen(number, mode, closefd=False),
+            os.fdopen(number, mode, 0 if is_unbuffered else -1, closefd=False),
             encoding=old.encoding,
             errors=old.errors,
             newline="\n" if number else None,
             line_buffering=number == 2 or os.isatty(number),
+            write_through=is_unbuffered,
         )
         setattr(sys, name, new)
         setattr(sys, f"__{name}__", new)
@@ -153,8 +158,8 @@ def main() -> None:
     usual = [one for one in sys.path[not sys.flags.safe_path :] if one not in given]
     gc.freeze()
     arguments = _next_fork(socket.socket(fileno=int(sys.argv[1])))
-    if arguments[: len(POOL)] == POOL:
-        arguments = _fork_children() or arguments
+    while PARENTS.intersection(arguments[2:5]) and (below := _fork_children()):
+        arguments = below
     is_safe = bool(sys.flags.safe_path) or arguments[0] == "-P"
     first, *rest = arguments[arguments[0] == "-P" :]
     open_files()
@@ -164,7 +169,7 @@ def main() -> None:
     sys.path[:] = dict.fromkeys([*folders, *usual])
     if first == "-m":
         sys.argv[1:] = rest[1:]
-        if rest[0] == CHILD[-1]:
+        if rest[0] == CHILD:
             sys.modules.pop(rest[0], None)
         runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
     elif first == "-c":

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from support.cli_titanic import Running, alive, running
+from support.cli_titanic import CLEAN, Running, alive, running
 from support.ports import free_port
 from support.torture import LONG
 from support.waiting import PATIENCE, until
@@ -76,13 +76,16 @@ class Scene:
     def command(self, *options: str) -> tuple[str, ...]:
         return "dev", "shop:app", "--endpoint", self.endpoint, "--web", self.web, *options
 
-    @property
-    def program(self) -> tuple[str, ...]:
-        return "env", "-C", str(self.folder), sys.executable, "-m", "titanic"
+    @contextmanager
+    def run(self, *options: str, log: str = "log", program: tuple[str, ...] = (), **env: str) -> Iterator[Running]:
+        """Without a `program`, all of its processes are forks."""
+        words = self.command(*options)
+        with running(self.folder / log, *words, program=program, folder=self.folder, **env) as dev:
+            yield dev
 
     @contextmanager
-    def dev(self, *options: str) -> Iterator[Running]:
-        with running(self.folder / "log", *self.command(*options), program=self.program) as dev:
+    def dev(self, *options: str, program: tuple[str, ...] = (), **env: str) -> Iterator[Running]:
+        with self.run(*options, program=program, **env) as dev:
             dev.says("shop.flow .* is registered")
             yield dev
 
@@ -99,13 +102,16 @@ class Scene:
             return []
 
 
+COLD = sys.executable, "-m", "titanic"
+
+
 @pytest.fixture
 def scene(tmp_path: Path) -> Scene:
     return Scene(tmp_path)
 
 
 def test_the_first_hour(scene: Scene) -> None:
-    with scene.dev() as dev, scene.client() as client:
+    with scene.dev(program=COLD) as dev, scene.client() as client:
         assert client.wait(client.submit("shop.pay", '{"args": [7]}'), 60) == [b"0"]
         dev.says(r"worker │ paying 7")
         dev.says(r"web    │ .* serving at")
@@ -134,7 +140,7 @@ def test_a_store_that_a_server_uses_is_not_removed(scene: Scene) -> None:
     with running(scene.folder / "log2", "serve", "--store", store, "--bind", port) as server, Client(port) as client:
         server.says("serving at")
         uuid = client.submit("shop.pay", b"{}")
-        with running(scene.folder / "log", *scene.command("--fresh"), program=scene.program) as dev:
+        with scene.run("--fresh") as dev:
             assert dev.ends() != 0
             fact = f"it is open in the process with pid {server.process.pid}"
             assert f"the store in .titanic/store is in use; {fact}" in dev.log.read_text()
@@ -165,7 +171,7 @@ def test_running_tasks_finish_and_a_second_signal_ends_them(scene: Scene) -> Non
 
 def test_an_error_in_the_app_waits_for_the_next_save(scene: Scene) -> None:
     scene.write(0, "def broken(:")
-    with running(scene.folder / "log", *scene.command(), program=scene.program) as dev, scene.client() as client:
+    with scene.run() as dev, scene.client() as client:
         dev.says(r"cannot import shop; SyntaxError: .*; see \S+/shop.py:\d+; waiting for a change of its source")
         uuid = client.submit("shop.pay", '{"args": [7]}')
         scene.write(1)
@@ -174,8 +180,7 @@ def test_an_error_in_the_app_waits_for_the_next_save(scene: Scene) -> None:
 
 def test_what_is_in_use_is_named(scene: Scene, tmp_path_factory: pytest.TempPathFactory) -> None:
     with scene.dev() as dev:
-        second = running(scene.folder / "log2", *scene.command(), program=scene.program)
-        with second as other:
+        with scene.run(log="log2") as other:
             assert other.ends() == 1
             line = f"titanic dev already runs in {scene.folder}; its process is {dev.process.pid}; stop that one"
             assert line in other.log.read_text()
@@ -184,7 +189,7 @@ def test_what_is_in_use_is_named(scene: Scene, tmp_path_factory: pytest.TempPath
             elsewhere.endpoint, elsewhere.web = theirs.endpoint, mine.web
             if option == "--web":
                 elsewhere.endpoint = f"tcp://127.0.0.1:{free_port()}"
-            with running(elsewhere.folder / "log", *elsewhere.command(), program=elsewhere.program) as other:
+            with elsewhere.run() as other:
                 assert other.ends() == 1
                 assert re.search(rf"cannot listen at 127\S+; the port is in use; .*: {option} ", other.log.read_text())
 
@@ -197,7 +202,7 @@ def test_other_faults_of_an_address_are_the_commands_business() -> None:
 
 
 def test_a_part_that_ends_ends_all(scene: Scene) -> None:
-    with scene.dev() as dev:
+    with scene.dev(program=COLD) as dev:
         (server,) = children(dev.process.pid, "serve")
         os.kill(server, signal.SIGKILL)
         assert dev.ends() == 128 + 9
@@ -205,7 +210,7 @@ def test_a_part_that_ends_ends_all(scene: Scene) -> None:
 
 
 def test_nothing_is_left_when_it_is_killed(scene: Scene) -> None:
-    with scene.dev() as dev:
+    with scene.dev(program=COLD) as dev:
         parts = children(dev.process.pid, "")
         workers = [pid for part in parts for pid in children(part, "")]
         assert (len(parts), len(workers)) == (3, 1)
@@ -291,16 +296,16 @@ with socket.create_server(("127.0.0.1", 0)) as there, socket.create_connection(t
     pulse = Pulse(here.fileno())
     assert [pulse.beats(second) for second in (10.0, 11.0)] == [True, True]
 """
-    path = f"PYTHONPATH={without}:{scene.folder}:{os.environ.get('PYTHONPATH', '')}"
-    program = (*scene.program[:3], path, *scene.program[3:])
-    with running(scene.folder / "log", *scene.command(), program=program) as dev:
-        dev.says("shop.flow .* is registered")
+    path = f"{without}:{scene.folder}:{os.environ.get('PYTHONPATH', '')}"
+    with scene.dev(program=COLD, PYTHONPATH=path) as dev:
         for version in (0, 1):
             if version:
                 scene.write(version, "import select\nassert not hasattr(select, 'epoll')\n")
                 until(lambda: b"1" in version_of(scene))
-            command = [*program[:4], sys.executable, "-c", client, scene.endpoint]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+            command, env = [sys.executable, "-c", client, scene.endpoint], CLEAN | {"PYTHONPATH": path}
+            done = subprocess.run(
+                command, cwd=scene.folder, env=env, capture_output=True, text=True, timeout=PATIENCE, check=False
+            )
             assert (done.stdout, done.stderr) == (f"{version}\n[b'HELLO']\npaying 8\n{version}\n", "")
         with urllib.request.urlopen(f"http://{scene.web}/services", timeout=30) as page:
             assert b"shop.pay" in page.read()
