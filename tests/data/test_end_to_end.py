@@ -10,19 +10,26 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+from support.cli_data import titanic_data
 from support.processes import PYTHONPATH
-from support.spark import JAVA
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "data" / "sample" / "end_to_end.py"
 
 
-def test_from_rows_to_a_report(
-    spark: SparkSession, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("JAVA_TOOL_OPTIONS", JAVA)  # of the report, which has a session of its own
+def test_from_rows_to_a_report(spark: SparkSession, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     names: dict[str, Any] = {"__name__": "example"}
     exec(compile(SCRIPT.read_text(), str(SCRIPT), "exec"), names)
+    start = names["data"]
+
+    def data(command: str, *arguments: object) -> None:
+        """The report comes from the session that there is; the others from processes of their own."""
+        if command == "report":
+            assert titanic_data(command, *map(str, arguments)).code == 0
+        else:
+            start(command, *arguments)
+
+    names["data"] = data
     names["run"](spark, 200, tmp_path)
     said = capfd.readouterr().out
     assert "200 replies are what Spark's own sha2 says" in said
