@@ -98,6 +98,8 @@ def test_requests_that_have_not_ended(engine: Callable[..., Store], tmp_path: Pa
             found, following = txn.unended(b"", None, 6)
             assert [body for _, body in found] == [[b"0"], [b"1"], [b"2"], [b"4"], [b"5"]]
             assert following == uuids[6]
+            found, following = txn.unended(b"", None, 6, max_bytes=1)
+            assert ([row.uuid for row, _ in found], following) == (uuids[:1], uuids[1])
             found, following = txn.unended(uuids[6], uuids[8], 6)
             assert [row.uuid for row, _ in found] == uuids[6:8]
             assert following is None

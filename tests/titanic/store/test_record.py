@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from titanic.errors import InvalidRequest, RecordCorrupt
+from titanic.protocol.submit_options import MOST_TOGETHER
 from titanic.store import NewRequest, Outcome, Status, rules
 from titanic.store.lmdb import closed_record, outcome_record, request_record
 from titanic.store.lmdb.closed_record import ClosedRecord, Part, Where
@@ -286,6 +287,13 @@ def test_an_owner_that_cannot_be_told_is_none():
 def test_what_cannot_be_a_key_is_refused(new):
     with pytest.raises(InvalidRequest):
         rules.check_key(new, 1)
+
+
+def test_a_row_of_a_key_has_two_times_and_one_to_so_many_ids():
+    sizes = 0, 16, 31, 33, 16 * (MOST_TOGETHER + 2)
+    assert [request_record.decode_key_record(bytes(size)) for size in sizes] == [None] * 5
+    for ids in (1, MOST_TOGETHER):
+        assert request_record.decode_key_record(bytes(16 + 16 * ids)).requests == ids
 
 
 def test_a_key_without_an_end_is_refused():

@@ -195,11 +195,26 @@ def test_rows_of_a_page_that_belongs_elsewhere_are_not_believed(damaged):
     assert mend(path, uuids)[1] == COUNT // 3
 
 
+def test_where_it_is_not_known_what_is_free_rows_without_a_tree_are_not_believed(damaged):
+    """They may be of requests that were closed."""
+    path, _uuids = damaged
+    before, lost = rows(path), branches(path)
+    for number in [*lost, root(path, 80)]:
+        spoil(path, number, "zero")
+    salvage(path)
+    found = rows(path)
+    assert {name for name in before if not set(found[name]) <= set(before[name])} == set()
+
+
+def root(path: Path, at: int) -> int:
+    """That of a tree, where the last transaction's meta page has it."""
+    last = max((read(path, number) for number in (0, 1)), key=lambda meta: int.from_bytes(meta[144:152], "little"))
+    return int.from_bytes(last[at : at + 8], "little")
+
+
 def test_without_the_main_tree_it_is_the_transaction_before(damaged):
     path, uuids = damaged
-    metas = [read(path, number) for number in (0, 1)]
-    last = max(metas, key=lambda meta: int.from_bytes(meta[144:152], "little"))
-    spoil(path, int.from_bytes(last[128:136], "little"), "zero")
+    spoil(path, root(path, 128), "zero")
     saved = salvage(path)
     assert saved.problems[0][:2] == ("the last transaction", "it can't be read, only the one before it")
     with LmdbStore.open(path, to_repair=True, verified=True) as store:
