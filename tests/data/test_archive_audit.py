@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 from support import torture
-from support.archiving import Crash, crash_at, run
+from support.archiving import Crash, crash_at, killed, run
 from support.cli_data import titanic_data
 from support.cli_titanic import serving
-from support.processes import SUPPORT
 from support.waiting import until
 
 from titanic import Client
@@ -115,12 +112,10 @@ def test_kills_while_acts_go_on(tmp_path: Path) -> None:
             for point in points:
                 before, allowed = done, allowed + 400
                 until(lambda before=before: done > before)
-                script = [str(SUPPORT / "archive_killed.py"), str(tmp_path / "store"), str(tmp_path / "archive")]
-                ended = subprocess.run(
-                    [sys.executable, *script, endpoint, "pyarrow", point, "1"], capture_output=True, check=False
-                )
-                expected = -signal.SIGKILL if point in AUDIT_POINTS else ended.returncode
-                assert ended.returncode == expected, ended.stderr
+                where = tmp_path / "store", tmp_path / "archive", endpoint
+                with (tmp_path / "log").open("wb") as log:
+                    code = killed(*where, "pyarrow", point, "1", output=log).wait()
+                assert code == -signal.SIGKILL or point not in AUDIT_POINTS, (tmp_path / "log").read_text()
         finally:
             end.set()
             acting.join()

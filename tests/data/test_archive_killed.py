@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,9 +13,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 from support import torture
-from support.archiving import Crash, crash_at, read_files, run
+from support.archiving import Crash, crash_at, killed, read_files, run
 from support.cli_titanic import serving
-from support.processes import PYTHONPATH, SUPPORT
 from support.ring import ring
 from support.spark import LONGEST
 from support.store_facts import closed_range
@@ -29,7 +26,6 @@ from titanic_data.archive import Archive, Queue, SparkEngine, archive_frame, ver
 from titanic_data.archive.archiver import POINTS
 
 ROOT = Path(__file__).parents[2]
-ENV = {**os.environ, "PYTHONPATH": PYTHONPATH}
 BODY = b"b" * 4000
 
 
@@ -86,10 +82,8 @@ def closing(endpoint: str) -> Iterator[Closing]:
 
 
 def start(folder: Path, endpoint: str, engine: str, point: str, count: int) -> subprocess.Popen[bytes]:
-    script = [sys.executable, str(SUPPORT / "archive_killed.py")]
-    where = [str(folder / "store"), str(folder / "archive"), endpoint]
     with (folder / "archiver.log").open("ab") as log:
-        return subprocess.Popen([*script, *where, engine, point, str(count)], env=ENV, stdout=log, stderr=log)
+        return killed(folder / "store", folder / "archive", endpoint, engine, point, str(count), output=log)
 
 
 def let_go_of(folder: Path) -> tuple[int, int]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from zlib import crc32
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from support.processes import PYTHONPATH, SUPPORT, Fork
 
 from titanic_data.archive import Archive, Archiver, Engine, PyArrowEngine, Queue, Summary
 from titanic_data.archive.engines import batches_of
@@ -38,6 +40,12 @@ def crash_at(point: str, count: int = 1) -> Callable[[str], None]:
             raise Crash
 
     return reached
+
+
+def killed(*arguments: str | Path, output: int | IO[bytes]) -> Fork:
+    """Run archive_killed.py."""
+    env, imports = {**os.environ, "PYTHONPATH": PYTHONPATH}, ("titanic_data.archive", "titanic_data.session")
+    return Fork(SUPPORT / "archive_killed.py", *arguments, env=env, imports=imports, stdout=output, stderr=output)
 
 
 def rows(archive: Path) -> list[dict[str, object]]:

@@ -44,9 +44,16 @@ class Fork(subprocess.Popen[bytes]):
     parent: socket.socket | None = None
     _lock = Lock()
 
-    def __init__(self, *arguments: str | bytes | Path, env: Mapping[str, str], network: str = "", **more: Any) -> None:
-        """`network`: the file of a namespace that it enters."""
-        self.network = network
+    def __init__(
+        self,
+        *arguments: str | bytes | Path,
+        env: Mapping[str, str],
+        network: str = "",
+        imports: Sequence[str] = (),
+        **more: Any,
+    ) -> None:
+        """`network`: the file of a namespace that it enters. `imports`: modules that the others had no need of."""
+        self.extra = network, [*imports]
         super().__init__([os.fsdecode(one) for one in arguments], env=env, **more)
 
     def _execute_child(self, args: Sequence[str], *rest: Any) -> None:
@@ -56,7 +63,7 @@ class Fork(subprocess.Popen[bytes]):
         numbers = [0, 1, 2, *more]
         umask = os.umask(0)
         os.umask(umask)
-        where = str(folder or Path.cwd()), getattr(self, "network", "")
+        where = str(folder or Path.cwd()), *getattr(self, "extra", ("", []))
         text = json.dumps([list(args), numbers, dict(env), *where, umask, session]).encode()
         try:
             with Fork._lock:

@@ -63,7 +63,9 @@ def _next_fork(connection: socket.socket, *, dies: bool = True) -> list[str]:
         if not head:
             os._exit(0)
         text = exactly(connection, int.from_bytes(head, "big"))
-        arguments, files, env, folder, network, umask, session = json.loads(text)
+        arguments, files, env, folder, network, imports, umask, session = json.loads(text)
+        for module in imports:
+            import_module(module)
         between = os.fork()
         if between:
             os.waitpid(between, 0)
