@@ -206,6 +206,20 @@ def test_where_it_is_not_known_what_is_free_rows_without_a_tree_are_not_believed
     assert {name for name in before if not set(found[name]) <= set(before[name])} == set()
 
 
+def test_a_list_of_free_pages_that_can_be_read_in_part_is_not_believed(damaged):
+    """What it says is free is in use."""
+    path, uuids = damaged
+    number = root(path, 80)
+    page, (used, *_) = bytearray(read(path, number)), live(path, b"echokey 77")
+    odd, free = (int.from_bytes(page[at : at + 2], "little") for at in (16, 18))
+    page[odd + 4] = 0x80  # a flag that no row has
+    last = free + 8 + 8 + 8 * page[free + 16]  # of the pages that the other row lists
+    page[last : last + 8] = used.to_bytes(8, "little")
+    with (path / "data.mdb").open("r+b") as file:
+        os.pwrite(file.fileno(), page, number * PAGE)
+    assert mend(path, uuids) == (len(uuids), COUNT // 3)
+
+
 def root(path: Path, at: int) -> int:
     """That of a tree, where the last transaction's meta page has it."""
     last = max((read(path, number) for number in (0, 1)), key=lambda meta: int.from_bytes(meta[144:152], "little"))
