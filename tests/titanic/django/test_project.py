@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from support.cli_titanic import CLEAN, Running, running
 from support.postgres import shared_server
+from support.processes import Fork
+from support.waiting import PATIENCE
 
 import titanic
 from titanic import Client, Server
@@ -96,9 +98,12 @@ class Project:
         return subprocess.run(command, cwd=self.folder, env=ENV, capture_output=True, text=True, check=False)
 
     def shell(self, program: str) -> Any:
-        done = self.run("-c", SHELL + program)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout.splitlines()[-1])
+        pipe, imports = subprocess.PIPE, ("django.core.management", "django.test", "psycopg")
+        words, files = ("-c", SHELL + program), {"stdout": pipe, "stderr": pipe}
+        with Fork(*words, env=ENV, imports=imports, cwd=self.folder, **files) as process:
+            out, err = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 0, err.decode()
+        return json.loads(out.splitlines()[-1])
 
     @contextmanager
     def worker(self, app: str) -> Iterator[Running]:

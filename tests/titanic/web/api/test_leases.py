@@ -7,8 +7,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +19,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 from support.access_files import AccessFiles
+from support.processes import fork
 from support.serving import QUICK, config
 from support.waiting import PATIENCE, until
 
@@ -296,9 +295,7 @@ def a_gateway(*endpoints: str) -> Iterator[tuple[str, int]]:
         "with WebServer(WebSettings(tuple(sys.argv[1:]), bind=('127.0.0.1', 0))) as web:\n"
         "    print(web.url, flush=True); sys.stdin.read()"
     )
-    process = subprocess.Popen(
-        [sys.executable, "-c", program, *endpoints], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    process = fork("-c", program, *endpoints)
     try:
         assert process.stdout is not None
         yield process.stdout.readline().strip(), process.pid
