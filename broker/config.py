@@ -85,7 +85,7 @@ class BrokerConfig:
 
     heartbeat_interval: float = setting(
         2.5,
-        "Heartbeat interval. A peer is considered dead after four intervals of silence (its own interval, if longer).",
+        "Heartbeat interval. A peer counts as disconnected after four intervals of silence (its own, if longer).",
         unit="s",
         least=0.01,
         group=TRAFFIC,
@@ -111,8 +111,8 @@ class BrokerConfig:
     )
     worker_return: float = setting(
         30.0,
-        "How long requests wait for the return of their worker after its connection was lost or the server restarted;"
-        " 0: not at all.",
+        "How long requests wait for the return of their worker, from the loss of its connection (or four silent"
+        " heartbeat intervals) or a restart of the server on; 0: not at all.",
         unit="s",
         least=0,
         group=TRAFFIC,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -15,6 +16,8 @@ from titanic.store import open_store
 from titanic_data.archive import Archive, SparkEngine, archive_frame
 from titanic_data.store_reader import forget
 from titanic_data.tables import CLOSED
+
+PAGE = Path(__file__).parents[2] / "data/README.md"
 
 
 @pytest.mark.parametrize("name", ["a[1]", "b{x,y} #%20", "back\\slash *?"])
@@ -47,3 +50,14 @@ def test_files_from_before_there_were_owners(spark: SparkSession, tmp_path: Path
     whole = tmp_path / "closed.parquet"
     pq.write_table(read_files(Archive.open(archive).files()).drop_columns(["owner"]), whole)
     assert len(titanic_data("report", "bodies", "--parquet", whole, "--json").json) > 0
+
+
+def test_the_example_of_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str], spark: SparkSession) -> None:
+    archive = tmp_path / "archive"
+    run(ring(tmp_path / "store", 20), archive)
+    (block,) = re.findall(r"```python\n(# waits\.py\n.*?)```", PAGE.read_text(), re.DOTALL)
+    exec(block.replace("/archive", str(archive)), {})
+    shown = [line.split("|")[2:4] for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    assert [name.strip() for name in shown[0]] == ["service", "waited"]
+    assert len(shown) == 21
+    assert max(float(waited) for _, waited in shown[1:] if waited.strip() != "NULL") > 60

@@ -70,7 +70,7 @@ def walk(folder: Path, title: str, path: str = "") -> None:
     """Run a section's commands in one shell, with programs from `path` first, and compare what each says. What goes on
     in the background may say more: the README leaves out what is logged."""
     steps = transcript(title)
-    assert len(steps) >= 9
+    assert len(steps) >= 8
     script = ["python -c 'from support.alone import bring_up; bring_up()'"]
     told: dict[str, int] = {}  # UUIDs of the README, and which step has said them
     for number, (command, said) in enumerate(steps):

@@ -274,9 +274,13 @@ def rebuild_manifest(archive: Path, store: Path | None, allow_gap: bool, as_json
 def unregister(store: Path, endpoint: str, keys: dict[str, Any]) -> None:
     """Detach a store from its archive: closed requests may leave its ring before they are archived.
 
+    A new archive may begin then, with all that the ring still has. The old one stays readable, but gets no more rows.
+
     \b
-    Example:
+    Example, to begin a new archive:
+      titanic-data archive --store /var/lib/titanic/store --archive /archive
       titanic-data unregister --store /var/lib/titanic/store
+      titanic-data archive --store /var/lib/titanic/store --archive /archive-2
     """
     Queue(store, endpoint, **keys).unregister()
     click.echo(f"{store}: the ring no longer waits for an archive")
@@ -294,6 +298,12 @@ def files(archive: Path, as_json: bool) -> None:
     \b
     Example:
       titanic-data files --archive /archive
+
+    \b
+    In Python, with DuckDB:
+      from titanic_data.archive import Archive
+      files = [str(file) for file in Archive.open(Path("/archive")).files()]
+      duckdb.sql(f"SELECT status, count(*) FROM read_parquet({files}, union_by_name=true) GROUP BY ALL")
     """
     opened = Archive.open(archive)
     expect_sizes(opened)
