@@ -28,7 +28,7 @@ HISTORY = "attempts_history"
 
 _MORE_TEXTS = tuple(name for name in TEXT_COLUMNS.values() if name not in ("service", "idempotency_key"))
 ADDED = (*_MORE_TEXTS, HISTORY)
-"""Columns of `closed` that came later: files of an earlier version have them not, and null stands for them."""
+"""Columns of `closed` that came later: files of earlier versions lack them, and are read with null."""
 
 TIME = pa.timestamp("us", tz="UTC")
 _DDL = {
@@ -87,7 +87,7 @@ CLOSED = Table(
             ("attempts", pa.int32()),
             ("submitted_at", TIME),
             ("dispatched_at", TIME),  # of the last attempt; null: never
-            ("replied_at", TIME),  # when the request ended; null: closed before
+            ("replied_at", TIME),  # when the request ended; null: it was closed before it ended
             ("closed_at", TIME),
             ("request", pa.binary()),  # null: larger than the ring keeps
             ("reply", pa.binary()),  # null: larger than the ring keeps, or none

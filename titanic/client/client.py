@@ -179,9 +179,9 @@ class Client:
         All keys of a store share one namespace: begin yours with the name of your program. A known key returns the
         first UUID, even with another body or service.
 
-        Raises InvalidRequest, Refused (store full; still shutting down at the end of the time-out) or TimedOut (no
-        answer; the request may have been stored nevertheless, and with a `key` can be submitted again without being
-        executed twice).
+        Raises InvalidRequest, Refused (at once if the store is full; at the end of the time-out if the server is still
+        shutting down) or TimedOut (no answer; the request may have been stored nevertheless, and with a `key` can be
+        submitted again without being executed twice).
         """
         return finish(self._own.submit(service, *body, **options))
 

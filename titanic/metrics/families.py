@@ -126,7 +126,10 @@ def worker_ready(is_so: bool) -> Metric:
 def _services(snapshot: ServerSnapshot) -> Iterable[Metric]:
     gauges = {
         "titanic_requests_waiting": ("Requests that can be executed now and are not running.", "waiting"),
-        "titanic_requests_running": ("Requests that workers have, or the broker while they wait for one.", "running"),
+        "titanic_requests_running": (
+            "Requests that workers have, or that the broker holds until a worker is free.",
+            "running",
+        ),
         "titanic_requests_oldest_seconds": (
             "Age of the longest-waiting request; running requests are excluded.",
             "oldest",
