@@ -406,6 +406,10 @@ SCRIPTS: dict[str, Script] = {
 }
 
 
+OF_THE_DATABASE = {"TitanicNoLeader", "TitanicNoStandby"}
+"""Alerts from Patroni's metrics: `tests/system/test_patroni.py` has their causes."""
+
+
 def firing(prometheus: Prometheus, alert: str) -> list[dict[str, str]]:
     """The labels of an alert that fires."""
     found = prometheus.ask(f'ALERTS{{alertname="{alert}",alertstate="firing"}}')

@@ -19,10 +19,12 @@ from statistics import median
 
 import psycopg
 import pytest
+from support.alert_causes import OF_THE_DATABASE, firing, quick_rules
 from support.cli_titanic import running
 from support.faults import Lost
-from support.patroni import PATIENCE, Cluster, new_cluster
+from support.patroni import PATIENCE, Cluster, Member, new_cluster
 from support.postgres import PASSWORD
+from support.scraping import needs_prometheus, prometheus_of
 from support.serving import QUICK
 from support.torture import SEED, figures, tally
 from support.waiting import until
@@ -212,3 +214,35 @@ def test_the_leader_is_lost_again_and_again(tmp_path: Path) -> None:
     figures.append(f"Patroni: {cluster.made_anew} machines made anew by an operator")
     figures.append(f"Patroni: {sum(drill.executions.values())} executions, {twice} requests more than once")
     print(*figures, sep="\n")
+
+
+@pytest.mark.torture
+@needs_prometheus
+def test_alerts_of_the_database_fire_and_resolve(tmp_path: Path) -> None:
+    """The standbys stand still; then two of three machines are lost, and the last one steps down."""
+    causes: dict[str, tuple[Callable[[Member], None], Callable[[Member], None]]] = {
+        "TitanicNoStandby": (Member.pause, Member.go_on),
+        "TitanicNoLeader": (Member.kill, Member.start),
+    }
+    assert set(causes) == OF_THE_DATABASE
+    (tmp_path / "rules.yml").write_text(quick_rules())
+    with new_cluster() as cluster, ExitStack() as stack:
+        servers = [f"127.0.0.1:{one.rest}" for one in cluster.members]
+        prometheus = stack.enter_context(prometheus_of(tmp_path / "prometheus", tmp_path / "rules.yml", servers))
+        for alert, (lose, bring_back) in causes.items():
+            until(lambda: len(prometheus.ask("patroni_primary")) == len(servers), PATIENCE, every=0.2)
+            assert not firing(prometheus, alert)
+            leader = cluster.member("leader")
+            others = [one for one in cluster.members if one is not leader]
+            for one in others:
+                lose(one)
+            cause = time.monotonic()
+            until(lambda name=alert: firing(prometheus, name), PATIENCE, every=0.2)  # type: ignore[misc]
+            cure = time.monotonic()
+            for one in others:
+                bring_back(one)
+            until(lambda name=alert: not firing(prometheus, name), PATIENCE, every=0.2)  # type: ignore[misc]
+            figures.append(
+                f"{alert} | fired after {cure - cause:.0f} s | resolved after {time.monotonic() - cure:.0f} s"
+            )
+            cluster.recover()

@@ -400,7 +400,7 @@ def _drop_bodies(tx: PostgresWriting, until: int, limit: int) -> int:
         tx.writer.known.pop(uuid, None)
         tx.changes.count_owner(owner, size=-FRAME_SIZE * frames - size)
         tx.changes.count(used=-FRAME_SIZE * frames - size)
-    return len(found)
+    return len(rows)  # another node may have deleted the others since the search had begun
 
 
 def _close_unclaimed(
