@@ -47,8 +47,7 @@ MAX_WATCHED = 1024
 """Processes that are watched, each by a descriptor; the requests of more wait for them."""
 
 EXPIRY_EVERY = 5.0
-"""Seconds after which it is checked whether users have expired, or have no longer, although that is not due: clocks are
-set."""
+"""Seconds between checks for expired users, even if no one is about to expire: somebody may set the clock."""
 
 LOG_EVERY = 60.0
 """Seconds between two lines about workers that returned with requests that are not theirs."""

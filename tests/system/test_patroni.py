@@ -24,7 +24,7 @@ from support.cli_titanic import running
 from support.faults import Lost
 from support.patroni import PATIENCE, Cluster, Member, new_cluster
 from support.postgres import PASSWORD
-from support.scraping import needs_prometheus, prometheus_of
+from support.scraping import Prometheus, needs_prometheus, prometheus_of
 from support.serving import QUICK
 from support.torture import SEED, figures, tally
 from support.waiting import until
@@ -229,20 +229,28 @@ def test_alerts_of_the_database_fire_and_resolve(tmp_path: Path) -> None:
     with new_cluster() as cluster, ExitStack() as stack:
         servers = [f"127.0.0.1:{one.rest}" for one in cluster.members]
         prometheus = stack.enter_context(prometheus_of(tmp_path / "prometheus", tmp_path / "rules.yml", servers))
-        for alert, (lose, bring_back) in causes.items():
+        for alert, cause in causes.items():
             until(lambda: len(prometheus.ask("patroni_primary")) == len(servers), PATIENCE, every=0.2)
-            assert not firing(prometheus, alert)
-            leader = cluster.member("leader")
-            others = [one for one in cluster.members if one is not leader]
-            for one in others:
-                lose(one)
-            cause = time.monotonic()
-            until(lambda name=alert: firing(prometheus, name), PATIENCE, every=0.2)  # type: ignore[misc]
-            cure = time.monotonic()
-            for one in others:
-                bring_back(one)
-            until(lambda name=alert: not firing(prometheus, name), PATIENCE, every=0.2)  # type: ignore[misc]
-            figures.append(
-                f"{alert} | fired after {cure - cause:.0f} s | resolved after {time.monotonic() - cure:.0f} s"
-            )
+            _fire_and_resolve(prometheus, cluster, alert, *cause)
             cluster.recover()
+
+
+def _fire_and_resolve(
+    prometheus: Prometheus,
+    cluster: Cluster,
+    alert: str,
+    lose: Callable[[Member], None],
+    bring_back: Callable[[Member], None],
+) -> None:
+    assert not firing(prometheus, alert)
+    leader = cluster.member("leader")
+    others = [one for one in cluster.members if one is not leader]
+    for one in others:
+        lose(one)
+    lost = time.monotonic()
+    until(lambda: firing(prometheus, alert), PATIENCE, every=0.2)
+    fired = time.monotonic()
+    for one in others:
+        bring_back(one)
+    until(lambda: not firing(prometheus, alert), PATIENCE, every=0.2)
+    figures.append(f"{alert} | fired after {fired - lost:.0f} s | resolved after {time.monotonic() - fired:.0f} s")

@@ -170,7 +170,7 @@ def _watch(every: float, as_json: bool, where: dict[str, Any]) -> None:
 def _show(document: dict[str, Any], before: tuple[float, dict[str, Any]] | None = None, now: float = 0.0) -> None:
     store, running, done = document["store"], document.get("running", 0), document.get("since_start")
     if document.get("disk_full", False):
-        full = f"; {'; '.join(disk_trouble(store['path'], document['disk_free']))}"
+        full = f"; {'; '.join(disk_trouble(store['path'], document.get('disk_free', 0)))}"
     else:
         full = "" if document.get("accepting", True) else "; it is full"
     durability = document.get("durability", "synced")
@@ -548,7 +548,7 @@ def judge(found: Observation, timeout: float, max_waiting: int | None, max_age: 
     waiting, oldest = found.waiting or 0, found.oldest
     full, warnings = [], []
     if found.document["disk_full"]:
-        full.append("; ".join(disk_trouble(found.document["store"]["path"], found.document["disk_free"])))
+        full.append("; ".join(disk_trouble(found.document["store"]["path"], found.document.get("disk_free", 0))))
     elif not found.document["accepting"]:
         full.append("the store is full")
     elif found.document.get("refuses_for_room"):

@@ -45,6 +45,8 @@ def test_a_store_that_refuses_or_fills_up_is_not_healthy() -> None:
     fills = Observation({**told, "full_in": 5 * 3600.0 + 10})
     assert judge(fills, 2.0, None, None) == (1, ["at the current rate the store will be full in about 5 h"])
     assert judge(Observation({**told, "full_in": 90_000.0}), 2.0, None, None) == (0, [])
+    code, (problem,) = judge(Observation({**told, "disk_full": True}), 2.0, None, None)  # an older server's document
+    assert (code, problem.partition(";")[0]) == (2, "the disk of the store in x is full")
 
 
 def test_what_fills_the_store(tmp_path: Path) -> None:

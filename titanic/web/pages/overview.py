@@ -231,7 +231,7 @@ def assess(
 
 def disk_note(stats: Mapping[str, Any]) -> str:
     """Why the disk takes nothing, and what to do."""
-    what, fact, advice = disk_trouble(stats["store"]["path"], stats["disk_free"])
+    what, fact, advice = disk_trouble(stats["store"]["path"], stats.get("disk_free", 0))
     return f"{sentence(what)} {sentence(fact)} New requests are rejected. {sentence(advice)}"
 
 
