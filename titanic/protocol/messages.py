@@ -378,12 +378,18 @@ def _holds(kind: type, hint: Any) -> bool:
     return hint is kind or any(_holds(kind, one) or type(one) is kind for one in get_args(hint))
 
 
-SUBMIT_NUMBERS: dict[str, type[int] | type[float]] = {
-    name: float if _holds(float, hint) else int
-    for name, hint in get_type_hints(Submit).items()
-    if (_holds(float, hint) or _holds(int, hint)) and name not in ("key_for", "unique_for", "at")
+OF_ONE_SUBMIT = {
+    *("key", "key_for", "keys", "many", "forget", "at", "trace", "traces", "tracestate", "source"),
+    *("type", "digest"),  # of a body
 }
-"""Options of a request that are numbers, for a task or a schedule as well as for one request. Times are float."""
+"""Options that only one message has: not a schedule, nor all messages of a taskiq task."""
+
+SUBMIT_KINDS: dict[str, type] = {
+    name: next(kind for kind in (float, int, str) if _holds(kind, hint))
+    for name, hint in get_type_hints(Submit).items()
+    if name not in OF_ONE_SUBMIT
+}
+"""The other options, with their types: tables of schedules and labels of taskiq can have them. Times are float."""
 
 Admin = (
     RetryAction

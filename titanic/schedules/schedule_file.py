@@ -17,21 +17,18 @@ from typing import Any
 
 from broker import KeyPath, NotToml, TomlFile
 from titanic.errors import InvalidSchedule, TitanicError
-from titanic.protocol.messages import SUBMIT_NUMBERS
+from titanic.protocol.messages import SUBMIT_KINDS
 from titanic.protocol.submit_options import MOST_SECONDS, NEVER
 from titanic.schedules.schedule import Schedule
 from titanic.util.text import quoted
 from titanic.util.units import read_duration
 
-OPTIONS = tuple(name.replace("_", "-") for name in SUBMIT_NUMBERS)
+OPTIONS = {name.replace("_", "-"): kind for name, kind in SUBMIT_KINDS.items()}
 """Those of `Client.submit`."""
 
-TEXTS = ("unique", "unique-until", "on-failed")
-"""Further ones that are text."""
+KEYS = ("service", "body", "body-file", "cron", "every", "tz", "missed", *OPTIONS)
 
-KEYS = ("service", "body", "body-file", "cron", "every", "tz", "missed", *OPTIONS, *TEXTS, "unique-for")
-
-DURATIONS = ("every", "unique-for", *(name.replace("_", "-") for name, kind in SUBMIT_NUMBERS.items() if kind is float))
+DURATIONS = ("every", *(name for name, kind in OPTIONS.items() if kind is float))
 
 
 def read_schedules(path: Path) -> list[Schedule]:
@@ -83,7 +80,7 @@ def _read(file: TomlFile, keys: KeyPath, where: str, value: Any) -> Any:
         frames = value if isinstance(value, list) else [value]
         wrong, kind = [frame for frame in frames if not isinstance(frame, str)], "a string in quotes"
         value = frames
-    elif key in ("service", "body-file", "cron", "tz", *TEXTS):
+    elif key in ("service", "body-file", "cron", "tz") or OPTIONS.get(key) is str:
         wrong, kind = [] if isinstance(value, str) else [value], "a string in quotes"
     else:
         wrong, kind = [value], 'a time like 300, "5m" or "1.5h"' if key in DURATIONS else "a number"
@@ -104,7 +101,7 @@ def _schedule(name: str, values: Mapping[str, Any], folder: Path) -> Schedule:
         raise InvalidSchedule("it has no service", "", "write service = and the name of a service")
     if "body" in values and "body-file" in values:
         raise InvalidSchedule("body and body-file exclude each other")
-    options: Any = {key.replace("-", "_"): values[key] for key in (*OPTIONS, *TEXTS, "unique-for") if key in values}
+    options: Any = {key.replace("-", "_"): values[key] for key in OPTIONS if key in values}
     return Schedule(
         name,
         values["service"],

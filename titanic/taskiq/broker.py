@@ -22,20 +22,13 @@ from titanic.aio import Client
 from titanic.client.request_queue import Found
 from titanic.errors import CallerError, InvalidRequest, RequestFailed, UnknownRequest
 from titanic.jobs.context import Failed, RequestContext, Retry, Unready, current
-from titanic.protocol.messages import SUBMIT_NUMBERS
+from titanic.protocol.messages import SUBMIT_KINDS
 from titanic.protocol.submit_options import NEVER, Span, SubmitOptions
 from titanic.protocol.tsp import MOST_PROGRESS
 from titanic.util.text import quoted
 
 RETRIES, REQUEUES = "_retries", "X-Taskiq-requeue"
 """Labels by which taskiq counts how often it has sent a task again, under the same task id."""
-
-OPTIONS: dict[str, type] = {
-    **dict(sorted(SUBMIT_NUMBERS.items())),
-    **dict.fromkeys(("unique", "unique_until", "on_failed"), str),
-    "unique_for": float,
-}
-"""Labels that are options of `Client.submit`."""
 
 MOST_FOUND = 10_000
 """Task ids that a process remembers of tasks that were found, because they are unique."""
@@ -53,7 +46,7 @@ def sent_again(labels: Mapping[str, Any]) -> int:
 
 def options_of(labels: Mapping[str, Any]) -> SubmitOptions:
     """Raises InvalidRequest for a label that is no number."""
-    options: Any = {name: _number(labels, name, kind) for name, kind in OPTIONS.items() if name in labels}
+    options: Any = {name: _number(labels, name, kind) for name, kind in SUBMIT_KINDS.items() if name in labels}
     typed: SubmitOptions = options
     return typed
 

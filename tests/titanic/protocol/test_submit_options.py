@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 from titanic import Client
 from titanic.cli.main import main
-from titanic.protocol.messages import SUBMIT_NUMBERS, Submit
+from titanic.protocol.documents import RequestInfo
+from titanic.protocol.messages import OF_ONE_SUBMIT, SUBMIT_KINDS, Submit
 from titanic.protocol.submit_options import TEXTS, ManyOptions, Policy, SharedOptions, SubmitOptions, read_policy
 from titanic.tasks import TaskOptions, Tasks
+from titanic.web.pages.requests import OWN, options_of
 from titanic.web.request_headers import OPTIONS, header_title
 
 PACKAGE = Path(__file__).parents[3] / "titanic"
@@ -17,6 +20,7 @@ OF_MANY = {"keys", "traces", "many", "forget"}
 """Of a message, not of a request."""
 
 NAMES = set(Submit.__struct_fields__) - OF_MANY
+NUMBERS = {name for name, kind in SUBMIT_KINDS.items() if kind is not str}
 
 
 def test_clients_take_each_option() -> None:
@@ -26,12 +30,22 @@ def test_clients_take_each_option() -> None:
 
 
 def test_what_is_no_number_is_text() -> None:
-    assert NAMES - {*SUBMIT_NUMBERS, "key_for", "unique_for", "at"} <= set(TEXTS)
+    assert NAMES - NUMBERS - {"key_for", "at"} <= set(TEXTS)
 
 
 def test_tasks_take_each_option_that_is_a_number() -> None:
-    assert set(TaskOptions.__annotations__) >= {*SUBMIT_NUMBERS, "key_for"}
-    assert set(re.findall(r"^ {8,}(\w+)  +", Tasks.task.__doc__ or "", re.MULTILINE)) >= {*SUBMIT_NUMBERS, "key_for"}
+    assert set(TaskOptions.__annotations__) >= {*NUMBERS, "key_for"}
+    assert set(re.findall(r"^ {8,}(\w+)  +", Tasks.task.__doc__ or "", re.MULTILINE)) >= {*NUMBERS, "key_for"}
+
+
+def test_what_only_one_message_has_is_declared() -> None:
+    assert {*Submit.__struct_fields__} >= OF_ONE_SUBMIT
+
+
+def test_a_copy_of_a_request_has_each_option_but_its_own() -> None:
+    row: Any = dict.fromkeys(RequestInfo.__annotations__, 5) | {"submitted_at": 1}
+    row["options"] = dict.fromkeys(Policy._fields, 5.0)
+    assert options_of(row).keys() | OWN == NAMES - {"at"}
 
 
 def test_the_policy_has_options_of_a_request() -> None:

@@ -132,16 +132,17 @@ def test_a_tick_of_a_unique_schedule_finds_the_request_before(
     monkeypatch.setattr("titanic.schedules.scheduler._time_of", lambda uuid: 0.0)  # it has been known since 1970
     (file := tmp_path / "s.toml").write_text(
         '[often]\nservice = "absent"\nevery = 1\nmissed = "all"\nunique = "a"\nunique-for = "1h"\non-failed = "mail"\n'
+        'on-limit = "leave"\n'
     )
     (schedule,) = read_schedules(file)
-    assert schedule.options == {"unique": "a", "unique_for": 3600.0, "on_failed": "mail"}
+    assert schedule.options == {"unique": "a", "unique_for": 3600.0, "on_failed": "mail", "on_limit": "leave"}
     past_tick(client, schedule, 5)
     with caplog.at_level(logging.INFO, "titanic.cron"):
         assert len({uuid for _, _, uuid in Scheduler(client, [schedule]).once()}) == 1
     assert "of before, which is unique" in caplog.text
     assert sum(submitted(client).values()) == 1
     (row,) = client.list(service="absent")[0]
-    assert (row["unique"], row["on_failed"]) == ("a", "mail")
+    assert (row["unique"], row["on_failed"], row["on_limit"]) == ("a", "mail", "leave")
 
 
 def test_a_schedule_of_a_unique_task_has_its_key() -> None:

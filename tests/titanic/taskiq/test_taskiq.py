@@ -96,6 +96,9 @@ async def test_a_life(server: Server, client: Client) -> None:
         with pytest.raises(SendTaskError) as refused:
             await divide.kicker().with_labels(ttl="soon").kiq(1, 1)
         assert "the label ttl is 'soon'; it must be a number" in str(refused.value.__cause__)
+        with pytest.raises(SendTaskError) as refused:
+            await divide.kicker().with_labels(on_limit="stay").kiq(1, 1)
+        assert "on_limit must be leave" in str(refused.value.__cause__)
         never = await divide.kicker().with_labels(keep="never").kiq(6, 2)
         assert (await never.wait_result(0.01, PATIENCE)).return_value == 3.0
 

@@ -24,6 +24,7 @@ from titanic.errors import InvalidRequest, TitanicError, UnknownRequest
 from titanic.facts.service_health import POISON
 from titanic.protocol.answers import BODY_GONE, Look, lacks_body
 from titanic.protocol.documents import SUBMITTER_FIELDS, RequestInfo
+from titanic.protocol.submit_options import Policy
 from titanic.protocol.tsp import FLOW_SUFFIX, Frames
 from titanic.util import ids
 from titanic.util.text import counted, printable
@@ -250,8 +251,8 @@ async def close(request: Request) -> Response:
 
 # -- running it again -----------------------------------------------------------------------------------------------
 
-_SAME = "type", "on_failed", "on_limit", "keep_body"
-"""Options of a request that the new one has, too."""
+OWN = {"key", "key_for", "unique", "unique_until", "unique_for", "trace", "tracestate", "source", "digest"}
+"""Options of a request that a copy of it does not have: they are to tell requests apart."""
 
 MAX_AGAIN = 1 << 20
 """Bytes of a body that can be submitted again from a page."""
@@ -322,17 +323,15 @@ async def submit_again(request: Request, row: RequestInfo, body: Frames, **more:
 
 
 def options_of(row: RequestInfo) -> dict[str, Any]:
-    """The options that a request was submitted with, without its key, what it is unique by, and its trace."""
-    known: dict[str, Any] = {**row}
-    options: dict[str, Any] = {"priority": row["priority"], **row["options"]}
-    options.pop("unique_for", None)
-    if row["max_attempts"]:
-        options["max_attempts"] = row["max_attempts"]
+    """The options that a request was submitted with, without its OWN."""
+    known: dict[str, Any] = {**row, **row["options"]}
+    names = {"max_attempts", *Policy._fields} - OWN
+    options = {"priority": row["priority"], **{name: known[name] for name in names if known.get(name)}}
     if row["expires_at"]:
         options["ttl"] = max(0.001, (row["expires_at"] - row["submitted_at"]) / 1e6)
     if row["not_before"] > row["submitted_at"]:
         options["delay"] = (row["not_before"] - row["submitted_at"]) / 1e6
-    return options | {name: known[name] for name in _SAME if known.get(name)}
+    return options
 
 
 async def find(request: Request) -> Response:
