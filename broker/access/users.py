@@ -31,12 +31,10 @@ from types import MappingProxyType
 from typing import Any
 
 from broker.core.json_reader import read_json
+from broker.core.mdp import MAX_SERVICE
 
 MAX_NAME = 32
 """Characters of a user's name."""
-
-MAX_SERVICE = 255
-"""Bytes of a service's name, as in MDP."""
 
 RESERVED = ("titanic.", "mmi.", "web.")
 """Prefixes of services that no pattern matches by chance: those of this software. Users that may submit to `web.`

@@ -309,6 +309,7 @@ _CODES_02 = {
     Command.DISCONNECT: b"\6",
 }
 
+# Words in READY. Of one with a value, brokers announce `NAMES_X`, and workers say `X`, which is `NAMES_X + b"="`.
 EXTENSION = b"titanic:1"
 """CANCEL and PROGRESS: a broker announces in mmi.broker that it knows them, and a worker then announces it in READY."""
 
@@ -383,10 +384,9 @@ KNOWN_WORDS = (
     NAMES_ENDED,
 )
 """The words in READY that a broker knows, as it announces them in mmi.broker (`BrokerKind.knows`): a worker says these,
-SERVICE to a broker that knows SLOTS, and KEEPER to one that knows HELD. Of a word with a value, `NAMES_X` is announced,
-and `X`, which is `NAMES_X + b"="`, begins what is said."""
+SERVICE to a broker that knows SLOTS, and KEEPER to one that knows HELD."""
 
-LOST = 502
+LOST_STATUS = 502
 """The status of a queue's request whose worker died when others of its process had requests too: any of them may be the
 cause."""
 

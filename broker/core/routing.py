@@ -24,7 +24,7 @@ from itertools import count
 from broker.access.authorization import Guard
 from broker.config import BrokerConfig
 from broker.core import mmi
-from broker.core.mdp import AT_LIMIT, CLIENT_QUEUE, KILL, LOST, Command, Core, error_body
+from broker.core.mdp import AT_LIMIT, CLIENT_QUEUE, KILL, LOST_STATUS, Command, Core, error_body
 from broker.core.missing import Draw, MissingRequest, MissingRequests, Secrets, delivery_of
 from broker.core.requests import DEADLINE, DRAINING, LATE, Request, Unwanted, WaitingRequests, later_context
 from broker.core.worker_registry import BrokerService, WorkerIdentity, WorkerPeer, WorkerProcess, WorkerRegistry
@@ -302,7 +302,7 @@ class DeliveryCore(Core):
         self.stats["given_up"] += 1
         request.answered = True
         if request.shared:
-            self._answer_error(request, LOST, "the worker died; other requests may be the cause")
+            self._answer_error(request, LOST_STATUS, "the worker died; other requests may be the cause")
         else:
             self._answer_error(request, 500, "the worker died while processing the request")
 

@@ -25,7 +25,8 @@ from titanic.util.files import locked
 from titanic.util.text import counted, printable
 
 ACTIONS = tuple(permission.value for permission in MEANINGS)
-ACTION_HELP = "\n    ".join(f"  {permission.value:9}{meaning}" for permission, meaning in MEANINGS.items())
+_WIDTH = max(map(len, ACTIONS)) + 2
+ACTION_HELP = "\n    ".join(f"  {permission.value:{_WIDTH}}{meaning}" for permission, meaning in MEANINGS.items())
 
 
 @click.group("access")

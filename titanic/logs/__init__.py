@@ -2,8 +2,8 @@
 
     log.warning("failed: %s", reason, extra=event("failed", uuid=…, service=…))
 
-Fields are `event`, a fixed word for programs to match, the `uuid` and `service` it is about, and of a refusal the
-`user`, the `action` and, from the broker, the `peer`. Bodies of requests and replies are never logged.
+Fields are `event`, a fixed word for programs to match, the `uuid` and `service` it is about, of a job its `task`,
+`attempt` and `trace_id`, of a refusal `user`, `action` and, from the broker, `peer`. Bodies are never logged.
 """
 
 from broker import COUNTED, LINES, WINDOW, Throttle

@@ -73,7 +73,7 @@ def _check_keys(file: TomlFile, above: KeyPath, table: Mapping[str, Any]) -> Non
 
 def _read(file: TomlFile, keys: KeyPath, where: str, value: Any) -> Any:
     """The value of a key: durations as seconds, a body as its frames."""
-    key = keys[-1]
+    key = str(keys[-1])
     if key == "missed":
         return value
     if key == "body":

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from broker import service_fault
 from titanic.errors import InvalidRequest, StoreTooOld
 from titanic.protocol.submit_options import MAX_KEY, MAX_PRIORITY, MOST_TOGETHER, NEVER, read_policy
 from titanic.store.request import LASTING_TEXTS, NewRequest
 from titanic.store.states import DEAD, Status
 from titanic.util.clock import capped
 
-MAX_SERVICE = 255
 MAX_OPTIONS = 1000
 MAX_OWNER = 32
 MAX_REASON = 1000
@@ -32,15 +32,9 @@ _OTHER_TEXTS = [name for name in LASTING_TEXTS if name not in ("service", "key",
 
 @lru_cache(maxsize=4096)
 def check_service(service: bytes) -> None:
-    """Raise InvalidRequest unless `service` is 1 … 255 bytes of printable UTF-8 (which excludes NUL)."""
-    if not 1 <= len(service) <= MAX_SERVICE:
-        raise InvalidRequest("the service name has an invalid length", f"{len(service)} bytes", "use 1 to 255")
-    try:
-        printable = service.decode().isprintable()
-    except UnicodeDecodeError:
-        printable = False
-    if not printable:
-        raise InvalidRequest("the service name is not printable UTF-8", repr(service[:40]), "choose another")
+    """Raise InvalidRequest unless `service` can be a name (which excludes NUL)."""
+    if (fault := service_fault(service)) is not None:
+        raise InvalidRequest(fault)
 
 
 @lru_cache(maxsize=4096)

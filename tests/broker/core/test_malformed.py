@@ -11,14 +11,15 @@ from support.broker_invariants import check, check_empty
 from broker.config import BrokerConfig, ClientConfig
 from broker.core.broker import BrokerCore
 from broker.core.client import ClientSession, EventKind
+from broker.core.mdp import KNOWN_WORDS
 from broker.core.worker import SessionState, WorkerSession
 
 bounded = settings(deadline=None, max_examples=120, suppress_health_check=list(HealthCheck), derandomize=True)
 
 WORDS = [b"", b"MDPC01", b"MDPC02", b"MDPW01", b"MDPW02", b"MDPE01", b"echo", b"in", b"mmi.service", b"mmi.stats"]
 WORDS += [
-    b"titanic:1",
-    b"titanic:slots=2",
+    *KNOWN_WORDS,
+    *(word + b"=2" for word in KNOWN_WORDS),
     b"titanic:service=1:in",
     b"titanic:version=\xff",
     b"\11",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from support.dispatch_play import Play, at_work, names
@@ -12,6 +14,8 @@ from titanic.dispatch.core import KeepOutcomes, Maintain
 from titanic.dispatch.outcomes import MOST_BYTES
 from titanic.settings import JITTER
 from titanic.store import Status
+
+PACKAGE = Path(__file__).parents[3] / "titanic"
 
 # -- how it ends ----------------------------------------------------------------------------------------------
 
@@ -29,6 +33,11 @@ def test_a_reply_without_frames_is_a_reply() -> None:
     play = at_work("a")
     play.reply("a")
     assert play.ended["a"].frames == []
+
+
+def test_the_documents_name_the_jitter() -> None:
+    texts = [path.read_text() for path in PACKAGE.rglob("*") if path.suffix in (".md", ".py")]
+    assert {said for text in texts for said in re.findall("± ?([0-9.]+) %", text)} == {f"{JITTER * 100:g}"}
 
 
 def test_a_failure_is_tried_again_later_and_later() -> None:

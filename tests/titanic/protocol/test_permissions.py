@@ -41,6 +41,8 @@ ASKS: dict[str, tuple[bytes, list[bytes], set[User]]] = {
 
 def test_each_permission_has_a_meaning() -> None:
     assert MEANINGS.keys() == {*Permission}
+    implied = {*Permission} - {Permission.WORK, Permission.CALL, Permission.ADMIN}
+    assert {one.value for one in implied} - {*re.findall(r"\w+", MEANINGS[Permission.ADMIN])} == set()
 
 
 def test_each_permission_is_in_the_example_of_an_access_file() -> None:

@@ -85,7 +85,7 @@ def _figures(stats: dict[str, Any]) -> dict[str, Any]:
     """The figures of each service; older servers send none."""
     rows = stats.get("by_service") or {}
     return {
-        name: {**with_times(row, "at", "resumed_at"), "oldest": timestamp(row.get("oldest"))}
+        name: with_times(row, "at", "oldest", *(each for each in row if each.endswith("_at")))
         for name, row in rows.items()
     }
 
