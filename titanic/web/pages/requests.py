@@ -24,7 +24,7 @@ from titanic.errors import InvalidRequest, TitanicError, UnknownRequest
 from titanic.facts.service_health import POISON
 from titanic.protocol.answers import BODY_GONE, Look, lacks_body
 from titanic.protocol.documents import SUBMITTER_FIELDS, RequestInfo
-from titanic.protocol.submit_options import Policy
+from titanic.protocol.submit_options import DEFAULT_PRIORITY, Policy
 from titanic.protocol.tsp import FLOW_SUFFIX, Frames
 from titanic.util import ids
 from titanic.util.text import counted, printable
@@ -162,6 +162,7 @@ async def request_page(request: Request) -> Response:
         raw=raw,
         runs=not is_internal(row["service"]),
         poison=POISON,
+        default_priority=DEFAULT_PRIORITY,
         reply=reply,
         errors=[_error(detail) for detail in details],
         tree=await _tree(request, row),

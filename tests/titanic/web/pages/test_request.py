@@ -53,6 +53,16 @@ def test_a_waiting_request(http: httpx.Client, client: Client) -> None:
     assert "Retry" not in found.text
 
 
+def test_what_a_request_was_submitted_with(http: httpx.Client, client: Client) -> None:
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    spans: dict[str, Any] = {"limit": 9, "retry_first": 2, "retry_most": 30, "keep": 60, "keep_failed": 90}
+    uuid = client.submit("mail", b"", trace=trace, tracestate="a=1", on_limit="leave", keep_body=50, **spans)
+    facts = {"Trace": trace, "Tracestate": "a=1", "After the time limit": "continues", "Priority": "4 default"}
+    facts |= {"Attempt time limit": "9 s", "First retry delay": "2 s", "Longest retry delay": "30 s"}
+    facts |= {"Reply is kept for": "60 s", "Kept after a failure for": "90 s", "Body is kept for": "50 s"}
+    assert page(http, uuid).figures.items() >= facts.items()
+
+
 def test_uuids_with_dashes_and_capitals(http: httpx.Client, client: Client) -> None:
     uuid = client.submit("mail", b"")
     dashed = f"{uuid[:8]}-{uuid[8:12]}-{uuid[12:16]}-{uuid[16:20]}-{uuid[20:]}".upper()
