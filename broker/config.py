@@ -85,7 +85,7 @@ class BrokerConfig:
 
     heartbeat_interval: float = setting(
         2.5,
-        "Heartbeat interval. A peer counts as disconnected after four intervals of silence (its own, if longer).",
+        "Heartbeat interval. A peer counts as disconnected after four intervals (its own, if longer) of silence.",
         unit="s",
         least=0.01,
         group=TRAFFIC,
@@ -111,8 +111,8 @@ class BrokerConfig:
     )
     worker_return: float = setting(
         30.0,
-        "How long requests wait for the return of their worker, from the loss of its connection (or four silent"
-        " heartbeat intervals) or a restart of the server on; 0: not at all.",
+        "How long requests wait for their worker to return after it loses its connection (or is silent for four"
+        " heartbeat intervals) or the server restarts; 0: not at all.",
         unit="s",
         least=0,
         group=TRAFFIC,
@@ -138,7 +138,7 @@ class BrokerConfig:
     )
     max_body: int = setting(
         64 << 20,
-        "Largest body of a request; larger ones are refused. A frame of more than twice that, and of more than 2 MiB,"
+        "Largest body of a request; larger ones are refused. A frame larger than both twice that and 2 MiB"
         " closes its connection.",
         unit="B",
         group=TRAFFIC,

@@ -4,7 +4,7 @@ BrokerError
 ├── UsageError          the caller's mistake: a bad service name, an empty body, a closed client
 │   └── AccessError     a key, a key file or an access file that cannot be used
 ├── EndpointError       an endpoint that cannot be bound or connected
-│   ├── OutOfSockets    not now: the process has as many files or sockets open as it may have
+│   ├── OutOfSockets    not now: the process has reached its limit of open files or sockets
 │   ├── Unprotected     other machines could reach it, and there is no access control
 │   └── KeyRefused      a server is there, and does not take the key, or wants one
 ├── TimedOut            no answer came, after all retries
@@ -34,7 +34,7 @@ class EndpointError(BrokerError):
 
 
 class OutOfSockets(EndpointError):
-    """No socket can be opened now: the process has as many files or sockets open as it may have."""
+    """No socket can be opened now: the process has reached its limit of open files or sockets."""
 
 
 class Means(Enum):
@@ -80,8 +80,8 @@ _UNPROTECTED = {
 
 
 class KeyRefused(EndpointError):
-    """A server is there, but refuses the connection: it does not know the key, has another one itself, wants a key of
-    which there is none, or takes none; or it takes others of this machine only. The text says which of these it is."""
+    """A server refuses the connection: it does not know the client's key, has a different key from the expected one,
+    requires a key or uses none, or does not admit this system user. The text says which."""
 
 
 class TimedOut(BrokerError, TimeoutError):

@@ -122,7 +122,7 @@ def disk_trouble(path: str, free: int | None) -> tuple[str, str, str]:
     """What is wrong while `titanic.stats` reports `disk_full`, the fact, and what to do. `free`: bytes that the disk of
     the store has left; None: the store was deleted."""
     if free is None:
-        fact = "the server has the deleted file open, and what it stored now would be lost"
+        fact = "the server still has the deleted file open, and anything stored now would be lost"
         return f"the store in {path} was deleted", fact, "stop the server and restore a backup"
     fact = f"{free / (1 << 20):.1f} MiB are free on it"
     return f"the disk of the store in {path} is full", fact, "free disk space: replies and closing need some, too"
@@ -168,11 +168,11 @@ class StoreFailed(StoreError):
 
 
 class OtherLease(StoreError):
-    """Servers that share the store have another lease than this one."""
+    """Servers that share the store have a different lease from this one's."""
 
 
 class OtherLimits(StoreError):
-    """Other servers that share the store have other limits of a service than this one was given."""
+    """Other servers that share the store were given different limits for a service."""
 
 
 class StoreAway(StoreFailed):

@@ -101,8 +101,8 @@ class ServerConfig:
         factory=dict,
         help="Limits of a service, as in mail:waiting=1000,rate=10/s. waiting=N unfinished requests, bytes=SIZE of"
         " their bodies, running=N at once, rate=N/s (or /m, /h) attempts started, evenly spaced; keep=TIME (or never),"
-        " keep_failed=TIME and keep_body=TIME (or never) of requests without these options. Servers that share a store"
-        " share the first four.",
+        " keep_failed=TIME and keep_body=TIME (or never) are defaults for requests without these options. Servers that"
+        " share a store share the first four.",
         group=TRIED,
         is_live=True,
         option="service_limit",
@@ -167,7 +167,7 @@ class ServerConfig:
     )
     poison_deaths: int = setting(
         3,
-        "A request fails for good after this many deaths of workers that had only it, whatever --max-attempts.",
+        "A request fails for good after killing this many workers that ran only it, regardless of --max-attempts.",
         least=1,
         most=65535,
         group=TRIED,
@@ -213,8 +213,8 @@ class ServerConfig:
     )
     grace: float = setting(
         10.0,
-        "On shutdown: maximum time for running requests to finish. Requests that workers keep over the restart are"
-        " not waited for.",
+        "On shutdown: maximum time for running requests to finish. Requests that workers keep across the restart"
+        " are not awaited.",
         unit="s",
         least=0,
         is_live=True,

@@ -113,7 +113,7 @@ class UserAdmission:
         if user is NOBODY:
             why = f"no user has the public key {connection.key}{since}" if connection.key else ""
             if (known := self.guard.access.keys.get(connection.key)) is not None:
-                why = f"the keys of user '{known.name}' have expired; set another time in its line expires"
+                why = f"the keys of user '{known.name}' have expired; set expires to a later time"
             self._refused(NOBODY, "connect", connection, why)
         return user is not NOBODY
 

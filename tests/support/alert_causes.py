@@ -286,7 +286,7 @@ def poison(stage: Stage) -> Iterator[str]:
     stage.stack.enter_context(running(stage.folder / "pool", *words, PYTHONPATH=str(stage.folder)))
     yield "workers live"
     stage.client().submit("shop.die", "{}", retry_first=0.1)
-    yield "three processes died of a request"
+    yield "a request killed three processes"
     yield "no more died for a window"
 
 

@@ -222,7 +222,7 @@ def poison(stage: StageThere) -> Iterator[str]:
     stage.worker("mail", "die")
     yield "workers live"
     stage.client().submit("mail", "x", retry_first=0.1)
-    yield "three workers died of a request"
+    yield "a request killed three workers"
     yield "no more died for a window"
 
 

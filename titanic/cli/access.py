@@ -279,7 +279,7 @@ def add(user: str, lines: tuple[str, ...], with_token: bool, path: Path, as_json
     text = AccessFile(path, needs_users=False).text if path.exists() else ""
     if user in tomllib.loads(text).get("users", {}):
         raise click.ClickException(
-            f"{path} has a user {user} already; change its lines, or give it another key: rotate"
+            f"{path} already has a user {user}; change its lines, or replace its key: titanic access rotate"
         )
     made, token = new_keys(path.parent, user), new_token() if with_token else None
     table = [f"[users.{json.dumps(user) if '.' in user else user}]", f"keys = {json.dumps([made[0].name])}"]
@@ -310,7 +310,7 @@ def rotate(user: str, finish: bool, path: Path, as_json: bool) -> None:
 
     The first creates a pair, USER-2.key and USER-2.key_secret (then USER-3 …), beside FILE, and adds it to the user's
     keys: both work. When all clients and workers use the new secret key, --finish removes the others from FILE. Reload
-    the server after each. With several nodes, run it at one, then copy FILE and USER-2.key to the others.
+    the server after each. With several nodes, run it on one, then copy FILE and USER-2.key to the others.
 
     --json prints {user, keys, secret_file}; keys are those in FILE, secret_file is that of a new key, else null.
 

@@ -38,12 +38,12 @@ def audit(
     """List who closed, retried, changed, read or purged requests of others, paused services or changed their settings,
     or drained nodes, and when the server's access file or settings were reloaded; the newest first.
 
-    Requests that a user submits, reads, closes or retries as their owner are not listed, nor are log-ins with keys, and
+    Requests that a user submits, reads, closes or retries as their owner are not listed, nor are log-ins with keys or
     deliveries to workers. After 60 reads of others' requests in a minute, one row stands for all further ones of that
     user. An act on several requests has one row, with the UUID of the first; there is no search by UUID.
 
-    With access control, requires audit = true. Without it, users are anonymous, and of closes only kills and those in
-    the web console are listed. The editor of a file is not recorded: its row has the server's system user.
+    With access control, requires audit = true. Without access control, users are anonymous, and the only closes listed
+    are kills and those in the web console. The editor of a file is not recorded: its row has the server's system user.
 
     --json prints {acts: [{at, act, user, way, address, service, uuid, count, text}], refusals: [{at, address, count,
     user, action}], next}. `way` is http, page, mdp or offline; `uuid` the first of `count` requests. Times are

@@ -61,7 +61,7 @@ def cron(words: Words, once: bool, as_json: bool, log_level: str, log_format: st
       tz = "Europe/Berlin"       # time zone of `cron`; default: UTC
       [nightly]                  # its NAME
       service = "backup"
-      cron = "30 2 * * *"        # minute, hour, day, month, weekday; of
+      cron = "30 2 * * *"        # minute, hour, day, month, weekday; with
                                  # six fields, the first is for seconds
                                  # or every = "5m", counted from 1970 in UTC
       missed = "once"            # if ticks were missed while no scheduler
@@ -74,9 +74,9 @@ def cron(words: Words, once: bool, as_json: bool, log_level: str, log_format: st
                                  # on-limit, unique, unique-until,
                                  # unique-for
 
-    If daylight saving time skips a fixed time, the tick comes at the end of the gap; if a time occurs twice, the tick
-    comes the first time. In zones that shift by half an hour (Lord Howe), list the minutes of a fixed hour: `0,30 2`
-    instead of `*/30 2`. Cron expressions need the extra `tasks`. FILE is read only at the start.
+    If daylight saving time skips a fixed time, the tick is at the end of the gap; if a time occurs twice, the tick
+    is at the first. In zones that shift by half an hour (Lord Howe), list the minutes of a fixed hour: `0,30 2`
+    instead of `*/30 2`. Cron expressions need the extra `tasks`. FILE is read once, at startup.
 
     --json prints, for list, a list of {name, when, service, missed, paused, next, last: null or {tick, uuid, state}},
     with times as UTC strings; for list without FILE a list of {name, owner, service, when, tz, next, last: null or

@@ -144,13 +144,13 @@ class Doctor:
                 self._add("keys", f"{path} is not readable by this user, and not checked", ok=True)
                 continue
             found = load(path)
-            self._add("keys", f"{path} is right", ok=True)
+            self._add("keys", f"{path} is valid", ok=True)
             for user in found.users.values() if isinstance(found, broker.Access) else ():
                 if user.expires < time.time() + EXPIRES_SOON:
                     when = datetime.fromtimestamp(user.expires, UTC).isoformat(" ", "minutes")
                     verb = "have expired" if user.is_expired(time.time()) else "expire"
                     text = f"the keys and tokens of user {user.name} {verb}"
-                    self._add("keys", f"{text}: {when}", "set another time in its line expires, and reload", ok=False)
+                    self._add("keys", f"{text}: {when}", "set expires to a later time, and reload", ok=False)
 
     def _files(self) -> None:
         is_given = self._context.get_parameter_source("store") is not ParameterSource.DEFAULT
@@ -211,7 +211,7 @@ class Doctor:
         if ended := [
             f"{one['name']} ({counted(one['claims'] or 0, 'request')} claimed)" for one in nodes if one["lease"] is None
         ]:
-            text = f"ended without shutting down: {', '.join(ended)}"
+            text = f"stopped without a clean shutdown: {', '.join(ended)}"
             self._add("nodes", text, "start them again; titanic nodes", ok=False)
         elif nodes:
             self._add("nodes", f"{len(nodes)} share the store", ok=True)
@@ -250,10 +250,10 @@ class Doctor:
         if abs(offset) > MAX_OFFSET + took:
             where = "ahead of" if offset > 0 else "behind"
             text = f"the server's clock is {duration(abs(offset))} {where} this one"
-            self._add("clock", text, "synchronize both by NTP", ok=False)
+            self._add("clock", text, "synchronize both with NTP", ok=False)
         elif ahead > MAX_OFFSET:
-            text = f"the newest request has an id of {duration(ahead)} from now: the server's clock was set back"
-            self._add("clock", text, "check the server's clock; timers wait so much longer", ok=False)
+            text = f"the newest request's UUID is {duration(ahead)} ahead: the server's clock was set back"
+            self._add("clock", text, "check the server's clock; timers wait that much longer", ok=False)
         else:
             self._add("clock", f"within {duration(MAX_OFFSET + took)} of the server's", ok=True)
 

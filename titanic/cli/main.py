@@ -59,7 +59,7 @@ COMMANDS = {
     "change": ("stored_requests", "Change a request's priority, body or start."),
     "retry": ("stored_requests", "Retry failed or expired requests."),
     "redrive": ("redrive", "List, pause, resume or cancel bulk retries and closes."),
-    "purge": ("stored_requests", "Close all requests in a state."),
+    "purge": ("stored_requests", "Close all requests in a given state."),
     "check": ("check_backup", "Check or repair a store."),
     "backup": ("check_backup", "Back up a store, even while a server uses it."),
     "restore": ("check_backup", "Create a store from a backup."),
@@ -249,9 +249,9 @@ def main() -> None:
       titanic reply UUID --wait 5           prints HELLO
       titanic close UUID                    closes the request
 
-    Every option can also be set by an environment variable, TITANIC_ and the option's name in capitals,
-    or in the TOML file given by --config or TITANIC_CONFIG. In that file, keys at the top apply to all commands, keys
-    in a table such as [serve] to that command. `titanic config show` prints the effective values and where they come
+    Every option can also be set by an environment variable, TITANIC_ and the option's name in capitals, or in the TOML
+    file given by --config or TITANIC_CONFIG. In that file, keys at the top apply to all commands, those in a table such
+    as [serve] only to the command of that name. `titanic config show` prints the effective values and where they come
     from. Times are in seconds unless they have a unit: 90s, 5m, 1.5h, 30d. Sizes are in bytes unless they have a unit:
     64MiB, 1.5GB.
 

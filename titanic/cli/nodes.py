@@ -36,11 +36,11 @@ def nodes(as_json: bool, **where: Any) -> None:
     """List the servers that share a store in PostgreSQL. Any of them can answer; --store asks the database.
 
     UP is how long the server has held its lease without a gap. LEASE is the time until the lease expires; servers renew
-    it five times per period. "expired" means that the server ended without shutting down; other servers take over its
-    requests. It stays listed for one or two hours, or until it is back. WORKERS and RUNNING are as of the last renewal,
-    in --json also those of an expired one. SHARD is the number of the server's set of counters.
-    ACCESS is the start of the SHA-256 of its access file, which must be equal on all servers; "open" means none.
-    Servers with the same NODE are shown with their incarnation: give each its own name.
+    it five times per period. "expired" means that the server stopped without a clean shutdown; other servers take over
+    its requests. It stays listed for one or two hours, or until it is back. WORKERS and RUNNING are as of the last
+    renewal; for expired servers, only --json has them. SHARD is the number of the server's set of counters. ACCESS is
+    the start of the SHA-256 of its access file, which must be equal on all servers; "open" means none. Servers with
+    the same NODE are shown with their incarnation: give each its own name.
 
     --json prints a list of {name, incarnation (unique, for `titanic drain`), version, endpoints, started_at
     (microseconds since 1970), lease (seconds; null: expired), services: {name: [workers, requests in flight]}, workers,
@@ -66,7 +66,7 @@ def nodes(as_json: bool, **where: Any) -> None:
 def _rows(source: Client | Files) -> list[NodeInfo]:
     rows = source.nodes()
     if rows is None:
-        what, fact = "there are no nodes", "this store is a directory, which servers do not share"
+        what, fact = "there are no nodes", "this store is a directory, which servers cannot share"
         raise InvalidRequest(what, fact, "servers share a store in PostgreSQL: see titanic serve --help")
     return rows
 
@@ -216,8 +216,8 @@ def limits(service: str, reset: bool | None, as_json: bool, reach: EndpointReach
     Requests over --running or --rate wait in the queue and occupy no job slot of a worker; retries count, too. Requests
     over --waiting or --bytes are refused when they are submitted.
 
-    A limit that is set replaces the one of --service-limit of titanic serve, for all servers that share the store. It
-    survives restarts, and applies until it is reset. A lower limit stops no running request. SERVICE may be one that
+    A limit set here replaces that of titanic serve --service-limit on all servers that share the store. It survives
+    restarts, and applies until it is reset. Lowering a limit does not stop running requests. SERVICE may be one that
     has no requests and no workers yet. TITANIC_ variables and files cannot set limits.
 
     With access control, setting requires admin = true, and showing metrics = true. --json prints {limits: {waiting,

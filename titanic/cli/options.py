@@ -358,7 +358,7 @@ def _with_keys(function: Function) -> Function:
     return cast("Function", with_keys)
 
 
-MDP_HELP = "Majordomo Protocol version; default: detected by an MDP 0.1 request."
+MDP_HELP = "Majordomo Protocol version; default: detected by sending an MDP 0.1 request."
 
 
 def reaching(timeout: float, patience: str, keys: Callable[..., Any] | None = None) -> Decorator:

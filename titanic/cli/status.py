@@ -272,8 +272,8 @@ def workers(as_json: bool, reach: EndpointReach) -> None:
     many requests it takes at a time, HEARD the age of its last message, VERSION the version that it reports. Its
     requests follow, the longest-running first; a dash means a plain request, which is not stored.
 
-    If the broker is a separate process, or without the permission metrics = true or read = "all", only the number of
-    workers of each service is known. If servers share a store, each lists its own workers.
+    Only the number of workers of each service is known if the broker is a separate process, or if you have neither
+    metrics = true nor read = "all". If servers share a store, each lists its own workers.
 
     To drain a worker, stop its unit, or send SIGTERM to PID at HOST: it takes no more requests, and exits when its
     running ones have ended.
@@ -336,13 +336,13 @@ def _count(count: int | None) -> str:
 @seconds("--last", least=60, default=3600.0, help="Show the counts and times of this span, at most four weeks.")
 @endpoint
 def services(as_json: bool, last: float, reach: EndpointReach) -> None:
-    """List the services: what waits and runs now, and what they did in the last hour.
+    """List the services: waiting and running requests, and activity in the last hour.
 
-    Counts and times outlast restarts, and are those of all servers that share a store. WAIT is the time until the first
-    attempt, RUN that of an attempt: p50, p90 and p99, approximately. RUN NOW shows the p50 of the last minutes and
-    the usual p50. RETRIED counts attempts that failed and were followed by another. RUNNING may exceed WORKERS, because
-    some requests are sent ahead, and a lowered limit, because running requests are not stopped. What to do about slow
-    services is below the table.
+    Counts and times survive restarts and cover all servers that share a store. WAIT is the time until the first
+    attempt, RUN the duration of an attempt: approximate p50, p90 and p99. RUN NOW shows the p50 of the last minutes and
+    the usual p50. RETRIED counts attempts that failed and were followed by another. RUNNING may exceed WORKERS because
+    some requests are sent ahead; it may exceed a lowered limit because running requests are not stopped. What to do
+    about slow services is below the table.
 
     --json prints {since, step, incomplete, total, services, other, bytes}: since in microseconds since 1970; step the
     length of a period in seconds; incomplete [[from, until]] of spans for which counts are missing, because a server
@@ -523,7 +523,7 @@ def attention(client: Client) -> Iterator[tuple[str, str, str]]:
         yield "failures", f"lately: {', '.join(failing)}", "titanic ls --group-errors --since 1h"
     rows, _ = client.list(state="failed", text=POISON, newest=True, limit=MAX_NAMED)
     if poison := [f"{row['uuid']} of {row['service']}" for row in rows if row["reason"].startswith(POISON)]:
-        yield "poison", f"workers died of {', '.join(poison)}", "titanic why UUID"
+        yield "poison", f"killed their workers: {', '.join(poison)}", "titanic why UUID"
 
 
 def named(names: list[str], waiting: Mapping[str, int], more: int = 0) -> str:

@@ -105,9 +105,9 @@ def ls(
 
     A running request is being processed, or is queued in the broker for the next free worker.
 
-    --group-errors lists the failures of the last four weeks, or --since, also of closed requests: errors that differ
-    only in numbers, ids, paths and quoted texts are one group. RETRIED counts attempts that were followed by another.
-    It needs a server, and read = "all".
+    --group-errors lists failures of the last four weeks, or since --since, including those of closed requests. Errors
+    that differ only in numbers, ids, paths and quoted texts form one group. RETRIED counts attempts that were followed
+    by another. It needs a server, and read = "all".
 
     --json prints a list of what `titanic show --json` prints; with --group-errors of {service, state, text, example,
     sample (a UUID), first, last, failed, retried, hours: [[hour, failures]]}, times in microseconds since 1970.
@@ -169,7 +169,7 @@ def _groups(source: Client | Files, service: str | None, since: float) -> list[F
         raise click.UsageError("--group-errors asks a server: do not give --offline or --store")
     found = source.facts(max(since, 1.0), of=[service] if service else [], failures=True).get("failures")
     if found is None:
-        raise Forbidden('you may not read the errors of others; it needs read = "all"')
+        raise Forbidden('you may not read the errors of others; this requires read = "all"')
     return found
 
 
@@ -223,10 +223,10 @@ def show(uuid: str, body: bool, as_json: bool, **where: Any) -> None:
     \b
     uuid, service
     owner, source            user who submitted it (with access control), and
-                             the IP address that a user with gateway stated,
-                             or else of the connection; absent over ipc://,
-                             through a separate broker, or if the server
-                             submitted it
+                             the IP address stated by a user with gateway =
+                             true, or else that of the connection; absent
+                             over ipc://, through a separate broker, or if
+                             the server submitted it
     state                    waiting, delayed, running, done, failed, expired
     paused                   true while it waits or is delayed and its service
                              is paused; absent
@@ -246,8 +246,8 @@ def show(uuid: str, body: bool, as_json: bool, **where: Any) -> None:
     deliveries               number of deliveries to workers, if known to be
                              more than attempts; absent
     running_since, worker    while a worker of this server runs it: start
-                             time, and HOST:PID if known; absent, always
-                             with a separate broker
+                             time, and HOST:PID if known; absent otherwise,
+                             and always with a separate broker
     due                      time of the next attempt, if it is delayed
     reason                   why the last attempt or the request failed,
                              with the error reported by the worker
@@ -255,10 +255,10 @@ def show(uuid: str, body: bool, as_json: bool, **where: Any) -> None:
                              lost}, deaths, attempts: [{delivery, outcome,
                              started_at, ended_at, worker, host, pid, version,
                              user, error}]}, of these the first and the last
-                             four; absent if none failed. What is not known
-                             of a worker is empty, with a separate broker
-                             all. `lost` is no attempt: its process had other
-                             requests, too. `replaced`: the
+                             four; absent if none failed. Unknown worker
+                             fields are empty (all, with a separate broker).
+                             `lost` does not count as an attempt: the worker
+                             process had other requests, too. `replaced`: the
                              bodies before a retry with another one, first
                              and last: [{replaced_at, bytes, frames, base64}]
     flow                     {steps: [{at, uuid, service, state, closed, took,
@@ -317,7 +317,7 @@ def why(uuid: str, as_json: bool, **where: Any) -> None:
     --json prints {uuid, service, state, kind, text, next, and numbers that apply: until, seconds, ahead, workers,
     running, limit, requests}; `until` is in microseconds since 1970. Each `kind`: no-worker, busy, behind (others start
     before it), limit, rate, paused, delayed, retry (after a failed attempt), running, return (its worker is awaited),
-    lease (its node does not respond), storing, store (that cannot take the outcome), refused (by the broker), draining
+    lease (its node does not respond), storing, store (which cannot take the outcome), refused (by the broker), draining
     (this server), no-server, done, failed, poison, expired, cancelled.
 
     \b
@@ -327,7 +327,7 @@ def why(uuid: str, as_json: bool, **where: Any) -> None:
     with open_source(**where) as source:
         row = source.show(uuid, why=True)
     if (reason := row.get("why")) is None:
-        raise TitanicError("the server cannot explain it", "its version is older", f"try titanic show {uuid}")
+        raise TitanicError("the server cannot explain it", "it runs an older version", f"try titanic show {uuid}")
     if as_json:
         print_json({name: row[name] for name in ("uuid", "service", "state")} | reason)
         return
@@ -474,7 +474,7 @@ def body_option(help: str) -> Decorator:
 @older_option
 @service_option
 @option("--all", "everything", is_flag=True, help="All requests that failed or expired.")
-@body_option("Retry one request with this body instead; - for standard input. Several: one frame each.")
+@body_option("Retry one request with this body instead; - for standard input. Repeatable: one frame per file.")
 @where_options
 @json_flag
 @endpoint
@@ -547,7 +547,7 @@ def retry(
 @seconds("--delay", least=0, help="Do not execute the request before this time has passed.")
 @option("--at", metavar="TIME", callback=read_time, help="Do not execute it before this time.")
 @option("--now", is_flag=True, help="Execute it as soon as there is a worker.")
-@body_option("Replace the body with this file; - for standard input. Several: one frame each.")
+@body_option("Replace the body with this file; - for standard input. Repeatable: one frame per file.")
 @endpoint
 def change(
     uuid: str,
@@ -606,7 +606,7 @@ def _explain(client: Client, uuids: tuple[str, ...]) -> None:
 def purge(
     state: str, everything: bool, service: str | None, older_than: float | None, as_json: bool, reach: EndpointReach
 ) -> None:
-    """Close all requests in a state, as `titanic close` does. Prints how many.
+    """Close all requests in a given state, as `titanic close` does. Prints how many.
 
     Select by --service and --older-than, or give --all.
 

@@ -150,13 +150,13 @@ def _content_type(context: click.Context, option: click.Parameter, kind: str | N
     "--unique-until",
     type=click.Choice(get_args(UniqueUntil)),
     group=CHOICES,
-    help="With --unique: the earlier request counts until a worker has it (started), or has ended (done, default).",
+    help="With --unique: the earlier request counts until it has started (started) or ended (done, default).",
 )
 @seconds(
     "--unique-for",
     least=0.001,
     group=CHOICES,
-    help="With --unique: it counts for this long, even after a success, but not after a failure or a close.",
+    help="With --unique: the earlier request counts for this long, even after a success, not after a failure or close.",
 )
 @seconds("--delay", least=0, group=CHOICES, help="Do not execute the request before this time has passed.")
 @option(
@@ -199,8 +199,8 @@ def _content_type(context: click.Context, option: click.Parameter, kind: str | N
     type=Keep(least=0.001),
     metavar="TIME",
     group=CHOICES,
-    help="How long to keep the reply unless it is closed; never: 2 s after the end, for commands and clients that wait"
-    " for it; default: the server's --keep-replies.",
+    help="How long to keep the reply unless it is closed; never: only 2 s after the end, for commands and clients"
+    " waiting for it; default: the server's --keep-replies.",
 )
 @seconds(
     "--keep-failed",
@@ -213,8 +213,8 @@ def _content_type(context: click.Context, option: click.Parameter, kind: str | N
     type=Keep(least=0.001),
     metavar="TIME",
     group=CHOICES,
-    help="How long to keep the body after the request has ended; without a body it cannot be retried; never: until it"
-    " succeeds; default: as long as the request.",
+    help="How long to keep the body after the request has ended; a request without a body cannot be retried; never:"
+    " only until the request succeeds; default: as long as the request.",
 )
 @option(
     "--trace",
@@ -223,7 +223,7 @@ def _content_type(context: click.Context, option: click.Parameter, kind: str | N
     group=CHOICES,
     help="W3C traceparent to pass to the worker.",
 )
-@option("--tracestate", metavar="TEXT", group=CHOICES, help="W3C tracestate to pass beside --trace.")
+@option("--tracestate", metavar="TEXT", group=CHOICES, help="W3C tracestate to pass with --trace.")
 @option(
     "--type",
     envvar="TITANIC_SUBMIT_TYPE",

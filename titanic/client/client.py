@@ -160,8 +160,8 @@ class Client:
             keep          how long its reply is kept unless it is closed; "never": until clients that wait have it;
                           default the server's
             keep_failed   how long it is kept if it fails or expires; default the server's
-            keep_body     how long its body is kept when it has ended: without it, it cannot be retried; "never": until
-                          it succeeds; default as long as the request
+            keep_body     how long its body is kept when it has ended, for a retry; "never": only until it succeeds;
+                          default as long as the request
             unique        1 to 255 bytes: while the same user's request for the service with the same counts, its UUID
                           comes back, as a `titanic.Found`, and nothing is stored
             unique_until  until when it counts: "started", a worker has it; "done" (default), it has ended
@@ -310,8 +310,8 @@ class Client:
         older_than: Span | None = None,
         tell: OnCount | None = None,
     ) -> int:
-        """Close all requests in a state, of one service if given, that ended more than `older_than` seconds ago (were
-        submitted, when they have not ended).
+        """Close all requests in a given state, of one service if given, that ended more than `older_than` seconds ago
+        (were submitted, when they have not ended).
 
         `tell` is called now and then with how many there were so far. Returns how many there were.
         """

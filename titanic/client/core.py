@@ -333,7 +333,7 @@ class ClientCore:
         older_than: Span | None = None,
         tell: OnCount | None = None,
     ) -> int:
-        """Close all requests in a state, of one service if given, that ended more than `older_than` seconds ago."""
+        """Close all requests in a given state, of one service or all, that ended more than `older_than` seconds ago."""
         options = {"do": "purge", "state": state, "service": service, "older_than": older_than}
         return await self._administer(options, tell)
 
@@ -412,7 +412,7 @@ class ClientCore:
         options = {"facts": seconds, "facts_of": [*of], "failures": failures}
         document = await self._document(tsp.STATS, options)
         if "step" not in document:
-            raise InvalidRequest("the server counts nothing by the hour", "its version is older", "upgrade it")
+            raise InvalidRequest("the server counts nothing by the hour", "it runs an older version", "upgrade it")
         return cast(FactsInfo, document)
 
     async def nodes(self) -> builtins.list[NodeInfo] | None:
@@ -421,7 +421,7 @@ class ClientCore:
 
     async def workers(self) -> WorkersInfo:
         """The workers of the server that answers. Without the permission: only their numbers."""
-        reason = "this server's version is older, and does not list workers"
+        reason = "this server runs an older version, which does not list workers"
         try:
             document = await self._document(tsp.STATS, {"workers": True})
             if "reason" in document:

@@ -106,7 +106,7 @@ class DispatchCore:
         """Requests dispatched since this was set to 0 that workers had before, which was no attempt."""
         self._suspects: dict[bytes, None] = {}
         """Requests that run alone, because workers died that had them. It is not stored: after a restart, or at another
-        node, one more process may die of the worst of them."""
+        node, the worst of them may kill one more process."""
         # Reports about a service, rather than about one of its requests, go straight to the backlogs.
         self.arrived, self.returned, self.emptied = backlogs.arrived, backlogs.returned, backlogs.emptied
         self.present, self.surveyed, self.unreadable = backlogs.present, backlogs.surveyed, backlogs.unreadable
@@ -239,7 +239,7 @@ class DispatchCore:
         return found
 
     def poisoned(self, outcomes: Iterable[Finish]) -> None:
-        """These requests are on disk as failed, because workers died of them, where they were to be tried again."""
+        """These requests are on disk as failed, because they killed their workers, instead of being tried again."""
         for outcome in outcomes:
             self.counts["poisoned"] += 1
             if (flight := self.flights.get(outcome.uuid)) is not None and flight.attempts < flight.max_attempts:

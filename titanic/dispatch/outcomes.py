@@ -287,11 +287,11 @@ Outcomes = Sequence[AttemptOutcome]
 _NO_FAILURES: Mapping[bytes, AttemptFailure] = {}
 
 POISON = "poison: "
-"""How the reason of a request begins that workers died of."""
+"""How the reason of a request that killed its workers begins."""
 
 
 def _poisoned(outcome: AttemptOutcome, history: AttemptHistory) -> Finish:
-    """The end of a request that workers died of."""
+    """The end of a request that killed its workers."""
     names = Counter(one["worker"] for one in history["attempts"] if one["outcome"] == "died" and one["worker"])
     named = ", ".join(f"{name} ({count} times)" if count > 1 else name for name, count in names.items())
     died = f"{counted(history['deaths'], 'worker')} died while processing it and nothing else"
@@ -343,7 +343,7 @@ class OutcomeWrite:
         self.without_room: list[AttemptOutcome] = []
         """Those for which the store had no room."""
         self.poisoned: dict[bytes, Finish] = {}
-        """Those of requests that workers died of, in place of what was decided."""
+        """Those of requests that killed their workers, in place of what was decided."""
         self.failures = failures
         self._inbox = inbox
         self._ends = ends
@@ -391,7 +391,7 @@ class OutcomeWrite:
         dispatched_at: int,
     ) -> None:
         """Write the outcome of a failed attempt, and the attempt into the history of its request. The request fails at
-        once if too many workers have died of it."""
+        once if it has killed too many workers."""
         attempt = _described(failure, dispatched_at, now_us)
         history = with_attempt(find_history(transaction, outcome.uuid), attempt, outcome.attempts)
         is_poison = failure.outcome == "died" and history["deaths"] >= self._ends.poison_deaths

@@ -90,7 +90,7 @@ class RequestContext:
     """The content type that it was submitted with."""
     delivery: int = 0
     """1 for the first time that a worker has the request, as far as the queue knows. It is more than `attempt` when a
-    delivery was no attempt: a worker left, died of another request, or was at it when the server stopped."""
+    delivery was no attempt: a worker left, was killed by another request, or was at it when the server stopped."""
     service: str = ""
     """What it was submitted to: of a task its name, shop.resize."""
     retry_in: float | None = None

@@ -28,7 +28,7 @@ REQUESTS = {
     "succeeded": "Requests that ended with a reply.",
     "failed": "Requests that failed for good.",
     "expired": "Requests that expired.",
-    "poisoned": "Requests that failed because three workers died of them.",
+    "poisoned": "Requests that failed because too many workers died while processing only them.",
     "retried": "Attempts that failed and are retried.",
     "returned": "Requests returned to the queue because no worker took them.",
     "closed": "Requests closed by clients and administrators.",
@@ -120,7 +120,7 @@ def ready(is_so: bool) -> Metric:
 
 def worker_ready(is_so: bool) -> Metric:
     """Whether a worker gets requests."""
-    return GaugeMetricFamily("titanic_worker_ready", "1 while it is registered, as /readyz reports.", value=is_so)
+    return GaugeMetricFamily("titanic_worker_ready", "1 while registered, as /readyz reports.", value=is_so)
 
 
 def _services(snapshot: ServerSnapshot) -> Iterable[Metric]:
@@ -203,10 +203,10 @@ def _store(snapshot: ServerSnapshot) -> Iterable[Metric]:
     if (lag := snapshot.archive_lag) is not None:
         text = "Closed requests that the registered archive does not have yet."
         yield GaugeMetricFamily("titanic_archive_lag_requests", text, value=lag.requests)
-        text = "Time since the first of these was closed."
+        text = "Time since the oldest closed request that is not archived was closed."
         yield GaugeMetricFamily("titanic_archive_lag_seconds", text, value=lag.seconds)
     if (at := snapshot.backed_up_at) is not None:
-        text = "When the last complete backup by titanic backup began, since unix epoch in seconds."
+        text = "Unix time in seconds when the last complete backup by titanic backup began."
         yield GaugeMetricFamily("titanic_backup_timestamp_seconds", text, value=at)
 
 

@@ -145,8 +145,8 @@ class Tasks:
             keep          how long its reply is kept unless it is closed; "never": until clients that wait have it;
                           default the server's, for a task annotated `-> None` an hour
             keep_failed   how long it is kept if it fails or expires; default the server's
-            keep_body     how long its body is kept when it has ended: without it, it cannot be retried; "never": until
-                          it succeeds; default as long as the request
+            keep_body     how long its body is kept when it has ended, for a retry; "never": only until it succeeds;
+                          default as long as the request
             unique        makes the unique key of a call from its arguments: while an earlier call counts, `submit`
                           returns its ticket, with `found`
             unique_until  how long a call counts: until it is "started" by a worker, or "done" (default): has ended

@@ -274,7 +274,7 @@ def rebuild_manifest(archive: Path, store: Path | None, allow_gap: bool, as_json
 def unregister(store: Path, endpoint: str, keys: dict[str, Any]) -> None:
     """Detach a store from its archive: closed requests may leave its ring before they are archived.
 
-    A new archive may begin then, with all that the ring still has. The old one stays readable, but gets no more rows.
+    A new archive can then begin, with everything still in the ring. The old one stays readable, but gets no more rows.
 
     \b
     Example, to begin a new archive:

@@ -77,7 +77,7 @@ def submit(
 @file_argument
 @click.argument("out", type=click.Path(path_type=Path), metavar="OUT")
 @json_flag
-@option("--close", "close_them", is_flag=True, help="Close the requests after their replies were written.")
+@option("--close", "close_them", is_flag=True, help="Close the requests once their replies are written.")
 @seconds("--wait", least=0, default=0.0, help="Maximum time to wait for pending replies.")
 @key_option
 @endpoint_option

@@ -162,7 +162,7 @@ def test_a_user_is_added(file: Path) -> None:
     assert file.read_text() == f'{FILE}\n[users."op.a"]\nkeys = ["op.a.key"]\nadmin = true\nlimits.waiting = 3\n'
     assert file.stat().st_mode & 0o777 == 0o640
     assert here(*add).err == (
-        f"titanic: {file} has a user op.a already; change its lines, or give it another key: rotate\n"
+        f"titanic: {file} already has a user op.a; change its lines, or replace its key: titanic access rotate\n"
     )
     made = here("access", "add", "ann", "--token", "--json", "--access", file).json
     assert (made["user"], made["secret_file"]) == ("ann", f"{file.parent}/ann.key_secret")

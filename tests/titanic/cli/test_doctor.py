@@ -120,7 +120,7 @@ def test_services_that_fail_or_are_slow(checked: Any, monkeypatch: pytest.Monkey
     slow = "slower than usual, with all workers busy or the limit reached; add workers, or slots (--jobs)"
     assert services.endswith(f"\nmail: {slow}\n")
     assert found["failures"]["text"] == "lately: mail (7 failed, 0 done)"
-    assert found["poison"]["text"] == f"workers died of {uuids[-1]} of mail"
+    assert found["poison"]["text"] == f"killed their workers: {uuids[-1]} of mail"
     assert found["speed"]["text"] == "slower than usual, with all workers busy or the limit reached: mail (1 waiting)"
     assert found["speed"]["next"] == "add workers, or slots (--jobs)"
 
@@ -142,7 +142,7 @@ def test_key_files_of_the_server(checked: Any, tmp_path: Path) -> None:
     key, settings = tmp_path / "server.key_secret", tmp_path / "titanic.toml"
     settings.write_text(f"[serve]\nkey = '{key}'\n")
     code, found = check("--config", settings)
-    assert (code, found["keys"]["text"]) == (0, f"{key} is right")
+    assert (code, found["keys"]["text"]) == (0, f"{key} is valid")
     key.chmod(0o644)
     code, found = check("--config", settings)
     assert code == 1
@@ -154,7 +154,7 @@ def test_users_that_expire_soon(checked: Any, tmp_path: Path) -> None:
     users, settings = tmp_path / "access.toml", tmp_path / "titanic.toml"
     settings.write_text(f"[serve]\naccess = '{users}'\n")
     for expires, code, end in (
-        ("2200-01-01", 0, f"{users} is right"),
+        ("2200-01-01", 0, f"{users} is valid"),
         ("2001-02-03", 1, "the keys and tokens of user shop have expired: 2001-02-04 00:00+00:00"),
         (
             datetime.fromtimestamp(time.time() + 13 * 86400, UTC).isoformat(timespec="seconds"),
@@ -231,7 +231,7 @@ def test_a_node_that_ended_with_a_request(tmp_path: Path) -> None:
             assert [node["claims"] for node in client.nodes() or () if node["lease"] is None] == [1]
     found = {one["check"]: one for one in done.json["checks"]}
     assert done.code == 1
-    assert found["nodes"]["text"] == "ended without shutting down: dead (1 request claimed)"
+    assert found["nodes"]["text"] == "stopped without a clean shutdown: dead (1 request claimed)"
     assert found["nodes"]["next"] == "start them again; titanic nodes"
 
 

@@ -127,12 +127,12 @@ def test_a_node_that_was_killed_stays_in_the_list_until_it_is_back(url: str, tmp
                 b.kill()
             until(lambda: [row["lease"] is None for row in client.nodes()] == [False, True])
         assert re.search(r"^b .* expired +– +– +0 ", here("nodes", *at).out.decode(), re.M)
-        assert problems() == ["ended without shutting down: b (0 requests claimed)"]
+        assert problems() == ["stopped without a clean shutdown: b (0 requests claimed)"]
         settings = WebSettings(endpoint=tuple(a.endpoints), bind=("127.0.0.1", 0), timeout=30)
         with WebServer(settings) as web, httpx.Client(base_url=web.url, timeout=30, verify=False) as http:
             (row,) = [row for row in Page(http.get("/store").text).rows if row[0] == "b"]
             assert row[2:] == ["–", "–", "ended"]
-            assert "Nodes that ended without shutting down: b (0 requests claimed)" in Page(http.get("/").text).text
+            assert "stopped without a clean shutdown: b (0 requests claimed)" in Page(http.get("/").text).text
         with running(log, "serve", *options) as b:
             until(lambda: [row["lease"] is not None for row in client.nodes()] == [True, True])
             assert problems() == []
@@ -171,7 +171,7 @@ def test_a_store_in_a_directory_has_no_nodes(tmp_path: Path) -> None:
         for where in (("--endpoint", endpoint), ("--store", tmp_path / "store")):
             refused = here("nodes", *where)
             assert refused.code == 1
-            assert "this store is a directory, which servers do not share" in refused.err
+            assert "this store is a directory, which servers cannot share" in refused.err
         assert "it has its store to itself" not in here("status", "--endpoint", endpoint).out.decode()
         refused = here("drain", "--endpoint", endpoint)
         assert refused.code == 1

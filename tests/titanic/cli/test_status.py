@@ -158,7 +158,7 @@ def test_health_of_a_store_that_was_deleted(tmp_path: Path) -> None:
         assert here("health", *at_leisure(endpoint)).code == 0
         shutil.rmtree(tmp_path / "store")
         bad = here("health", *at_leisure(endpoint))
-        fact = "the server has the deleted file open, and what it stored now would be lost"
+        fact = "the server still has the deleted file open, and anything stored now would be lost"
         text = f"the store in {tmp_path / 'store'} was deleted; {fact}; stop the server and restore a backup"
         assert (bad.code, bad.out) == (2, f"critical: {text}\n".encode())
         assert f"; {text}\n".encode() in here("status", "--endpoint", endpoint).out

@@ -94,7 +94,7 @@ class KnownUsers:
     @staticmethod
     def _grant(user: User | None, kind: Kind, proof: str) -> Grant | None:
         if user is not None and user.is_expired(time.time()):
-            text = "user '%s' has expired; set another time in its line expires"
+            text = "user '%s' has expired; set expires to a later time"
             log.warning(text, user.name, extra=logs.event("refused-login", user=user.name))
             return None
         return Grant(user.name, kind, proof) if user is not None else None

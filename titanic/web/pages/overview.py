@@ -198,7 +198,7 @@ def assess(
     paused = [one for one in waiting if one.paused]
     recently = f"Failing in the last {RECENTLY / 60:.0f} minutes: {{}}."
     found = {
-        "Nodes that ended without shutting down: {}. Start them again.": [
+        "Nodes that stopped without a clean shutdown: {}. Start them again.": [
             ("/store", node["name"], f"{counted(node['claims'] or 0, 'request')} claimed")
             for node in nodes
             if node["lease"] is None
@@ -216,7 +216,7 @@ def assess(
         f"Running longer than usual: {{}}. {sentence(FIND_CAUSE)}": [
             ("", name, one.text) for name, one in times.items() if one.is_slower
         ],
-        "Poison (it killed its workers): {}. Delete it, or fix the code that handles it.": [
+        "Poisoned requests (they killed their workers): {}. Delete them, or fix the code that handles them.": [
             (f"/requests/{row['uuid']}", row["service"], row["uuid"][-8:]) for row in poison
         ],
         recently: [("", name, outcomes(failing[name])) for name in worst],

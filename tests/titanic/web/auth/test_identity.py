@@ -264,7 +264,7 @@ def test_a_token_that_expires_ends_what_it_let_in(own: Secured, caplog: pytest.L
     own.write(alice=f"{own.lines['alice']}\nexpires = {soon}\n")
     until(lambda: browser.get("/v1/stats").status_code == 401)
     assert program.get("/v1/stats").status_code == 401
-    assert "user 'alice' has expired; set another time in its line expires" in caplog.text
+    assert "user 'alice' has expired; set expires to a later time" in caplog.text
     assert own.program("chief").get("/v1/stats").status_code == 200
 
 

@@ -125,7 +125,7 @@ def sampled(**stats: Any) -> StatsSample:
     ("stats", "text"),
     [
         ({"disk_full": True, "disk_free": 3 << 19}, "The disk of the store in /s is full. 1.5 MiB are free on it. New"),
-        ({"disk_full": True, "disk_free": None}, "The store in /s was deleted. The server has the deleted file open,"),
+        ({"disk_full": True, "disk_free": None}, "The store in /s was deleted. The server still has the deleted file"),
         ({"accepting": False}, "The store is full"),
         ({"refuses_for_room": True}, "The store is full"),
     ],
@@ -155,7 +155,7 @@ def test_problems_lead_to_their_services() -> None:
     assert level == "warning"
     slower = "Slower than usual, with all workers busy or the limit reached"
     assert [re.sub("<[^>]*>", "", one).partition(". Start")[0] for one in problems] == [
-        "Nodes that ended without shutting down: node-b (2 requests claimed)",
+        "Nodes that stopped without a clean shutdown: node-b (2 requests claimed)",
         "No workers: mail (2 waiting)",
         "Paused with requests waiting: pdf (1 waiting).",
         f"{slower}: a&amp;b (5 waiting). Add workers, or slots (--jobs).",
@@ -182,7 +182,7 @@ def test_a_poisonous_request_needs_attention(http: httpx.Client, lived: Lived) -
     lived.failed("no poison: it is well")
     uuid = lived.failed("poison: 3 workers died")
     text = http.get("/").text
-    assert f"Poison (it killed its workers): echo ({uuid[-8:]}). Delete it" in Page(text).text
+    assert f"Poisoned requests (they killed their workers): echo ({uuid[-8:]}). Delete them" in Page(text).text
     assert f'href="/requests/{uuid}"' in text
 
 
