@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import zmq
-from support.access_matrix import ECHO, KINDS, NO_WORKER, OTHERS, PARKED, Requests, Scene, Table, matrix
+from support.access_matrix import ECHO, KINDS, LINES, NO_WORKER, OTHERS, PARKED, Requests, Scene, Table, matrix
 from support.dialects import Spoken
 
 TABLE = """
@@ -209,6 +209,10 @@ def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     folder: Path = tmp_path_factory.mktemp("m")
     with matrix(folder, MATRIX.people(), request.param == "apart", others=3) as one:
         yield one
+
+
+def test_the_table_has_every_permission() -> None:
+    assert {need for _, needs, _ in MATRIX.rows for need in needs} == LINES.keys()
 
 
 def test_each_user_with_each_kind_of_peer(scene: Scene) -> None:

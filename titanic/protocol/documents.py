@@ -92,7 +92,7 @@ SUBMITTER_FIELDS = {
     "owner": "The user that submitted it.",
     "source": "The IP address that it was submitted from.",
 }
-"""Texts about the submitter, by their names in RequestInfo; each is absent when it is empty."""
+"""Texts from the submitter or about it, by their names in RequestInfo; each is absent when it is empty."""
 
 
 class RequestInfo(TypedDict):

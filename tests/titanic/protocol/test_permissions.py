@@ -8,6 +8,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from support.access_matrix import LINES
 from support.each import each
 
 from broker import NOBODY, Permission, Reach, User
@@ -22,7 +23,9 @@ CALLER = User("web", {Permission.CALL: ("*",), Permission.WORK: ("*",)})
 QUEUE = User("queue", {Permission.CALL: ("*",), Permission.WORK: ("titanic.*",)})
 ADMIN = User("root", admin=True)
 ARCHIVER = User("nightly", archive=True)
-EVERYBODY = (SENDER, READER, GRAPHS, CALLER, QUEUE, ARCHIVER, ADMIN, NOBODY)
+GATEWAY = User("gate", gateway=True)
+AUDITOR = User("auditor", audit=True)
+EVERYBODY = (SENDER, READER, GRAPHS, CALLER, QUEUE, ARCHIVER, GATEWAY, AUDITOR, ADMIN, NOBODY)
 
 ASKS: dict[str, tuple[bytes, list[bytes], set[User]]] = {
     "request": (tsp.REQUEST, [b"mail.send", b"x"], {SENDER, ADMIN}),
@@ -35,7 +38,8 @@ ASKS: dict[str, tuple[bytes, list[bytes], set[User]]] = {
     "close": (tsp.CLOSE, [b"0" * 32], {SENDER, ADMIN}),
     "list": (tsp.LIST, [b"{}"], {SENDER, READER, ADMIN}),
     "stats": (tsp.STATS, [b""], {READER, GRAPHS, QUEUE, ADMIN}),
-    "admin": (tsp.ADMIN, [b'{"do": "retry"}'], {SENDER, READER, ARCHIVER, ADMIN}),
+    "admin": (tsp.ADMIN, [b'{"do": "retry"}'], {SENDER, READER, ARCHIVER, GATEWAY, ADMIN}),
+    "audit": (tsp.AUDIT, [b"{}"], {AUDITOR, ADMIN}),
 }
 
 
@@ -59,7 +63,12 @@ def test_each_action_is_permitted_by_what_it_is_said_to_need(action: str) -> Non
 
 
 def test_each_service_has_its_rule() -> None:
-    assert RULES.keys() == {*tsp.SERVICES}
+    assert RULES.keys() == {*tsp.SERVICES} == {service for service, _, _ in ASKS.values()}
+
+
+def test_each_permission_is_somebodys() -> None:
+    given = {one.value for user in EVERYBODY for one in user.services} | {"read"}
+    assert given.union(*(user.flags for user in EVERYBODY)) == LINES.keys() == {one.value for one in Permission}
 
 
 @each("name", ASKS)

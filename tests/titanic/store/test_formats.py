@@ -112,7 +112,8 @@ def test_the_layout_is_that_of_its_format() -> None:
             values.add(value.format if isinstance(value, struct.Struct) else value.hex())
     found = sha256("\n".join(sorted(values)).encode()).hexdigest()[:16]
     todo = "what is declared of the layout changed: if a store looks different now, follow the steps in lmdb/schema.py"
-    assert LAYOUTS.get(schema.FORMAT) == found, f"{todo} (or lmdb/record.py); then note the new digest in LAYOUTS"
+    todo += ", or of a record those in lmdb/record.py: the format stays"
+    assert LAYOUTS.get(schema.FORMAT) == found, f"{todo}; then note the new digest in LAYOUTS"
 
 
 def test_there_is_a_step_for_every_earlier_format() -> None:
