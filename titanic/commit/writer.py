@@ -14,6 +14,7 @@ may stall.
 from __future__ import annotations
 
 import logging
+import resource
 import threading
 import time
 from bisect import bisect_left
@@ -38,7 +39,7 @@ SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
 """The buckets in which commits are counted."""
 
 QUICK = 0.002
-"""Maximum average wait of recent commits, in seconds, for a disk to count as quick."""
+"""Maximum average time, in seconds, for which recent commits waited for the disk, for it to count as quick."""
 
 WEIGHT = 0.2
 """Weight of the last commit in that average. After a stall, the writer's thread commits for a while, the longer the
@@ -47,9 +48,8 @@ stall the longer."""
 LIGHT_ITEMS, LIGHT_BYTES = 2000, 1 << 20
 """Maximum frames or UUIDs, and bytes, of a light write: some 20 ms of work."""
 
-LIGHT_OUTCOMES = 16
-"""Maximum outcomes of attempts of a light write. When more workers answer at a time, the loop has other work to do and
-should not wait for the disk."""
+LIGHT_OUTCOMES = 100
+"""Maximum outcomes of attempts of a light write: some 5 ms of work."""
 
 UNKNOWN_PACE = 1.0
 """The average while the disk's speed is unknown: at the start, and after a failed commit. Some thirty quick commits in
@@ -60,6 +60,9 @@ TRIES = 3
 
 AGAIN = 0.01
 """Seconds until `work` is called again without a new item, if it has postponed something."""
+
+
+_OF_THREAD = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
 
 
 class _Call(NamedTuple):
@@ -202,6 +205,11 @@ def halves(items: Sequence[Item]) -> list[Sequence[Item]]:
     return [items[:middle], items[middle:]] if middle else []
 
 
+def page_reads() -> int:
+    """How often this thread has waited for a page that was not in memory."""
+    return resource.getrusage(_OF_THREAD).ru_majflt
+
+
 class Writer:
     """Writes to the store in the order of `enqueue`."""
 
@@ -260,7 +268,7 @@ class Writer:
 
     def _commit(self, writes: Sequence[Write], tries: int = 1, *, last: bool = False) -> None:
         facts, more = self.facts, False
-        now_us, began, worked = self._now_us(), time.monotonic(), time.thread_time()
+        now_us, began, worked, reads = self._now_us(), time.monotonic(), time.thread_time(), page_reads()
         at_work: Write | None = None
         self.clock_jumps.observe(now_us)
         try:
@@ -282,6 +290,7 @@ class Writer:
                 for at_work in writes:
                     at_work.apply(transaction, now_us)
                 at_work = None
+                applied = time.monotonic(), time.thread_time()
         except Exception as error:
             if isinstance(error, WriteConflict) and tries < TRIES:
                 self._commit(writes, tries + 1, last=last)
@@ -309,7 +318,9 @@ class Writer:
         if size := sum(map(len, writes)):
             facts.changed_at = now_us
         seconds = time.monotonic() - began
-        waited = seconds - (time.thread_time() - worked)
+        # Without reading pages, the changes waited for the interpreter or a processor only.
+        since, used = (began, worked) if page_reads() > reads else applied
+        waited = began + seconds - since - (time.thread_time() - used)
         self._pace += (waited - self._pace) * WEIGHT
         self.commits += 1
         self.seconds.add(seconds)

@@ -47,8 +47,8 @@ MAX_SLOTS = 1 << 17
 _DELIVERY = 48
 """Bytes of the delivery in a worker's `client` frame, in hexadecimal."""
 
-_UUID = slice(len(b'{"uuid":"'), len(b'{"uuid":"') + 32)
-"""Where a context has the UUID."""
+_UUID = _DELIVERY + len(b'{"uuid":"')
+"""Where the context after it has the UUID."""
 
 
 class Note(NamedTuple):
@@ -80,7 +80,8 @@ class Deliveries:
     def given(self, token: bytes, keeper: bytes) -> None:
         """Note that a worker gets a request. `token`: its `client` frame."""
         try:
-            uuid, delivery = bytes.fromhex(token[_DELIVERY:][_UUID].decode()), bytes.fromhex(token[:_DELIVERY].decode())
+            uuid = bytes.fromhex(token[_UUID : _UUID + 32].decode())
+            delivery = bytes.fromhex(token[:_DELIVERY].decode())
         except ValueError:
             return
         if len(uuid) == 16 and len(delivery) == _DELIVERY // 2:

@@ -215,21 +215,32 @@ def test_one_that_cannot_tell_its_client_keeps_nobody_else_from_it(
 
 
 class Where(Put):
-    """It waits and works so long when it is applied, and says where that was."""
+    """When it is applied, it waits so long for the disk and the interpreter, works, and says where that was."""
 
-    def __init__(self, store: Store, clock: Clock, seconds: float, *, light: bool = True, work: float = 0.0) -> None:
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        seconds: float,
+        *,
+        light: bool = True,
+        work: float = 0.0,
+        interpreter: float = 0.0,
+    ) -> None:
         super().__init__(store)
         self.clock = clock
         self.seconds = seconds
         self.work = work
+        self.interpreter = interpreter
         self.light = light
         self.thread = ""
         self.told = threading.Event()
 
     def apply(self, transaction: LmdbWriteTransaction, now_us: int) -> None:
         super().apply(transaction, now_us)
-        self.clock.now += self.seconds + self.work
+        self.clock.now += self.seconds + self.work + self.interpreter
         self.clock.worked += self.work
+        self.clock.reads += self.seconds > 0
         self.thread = threading.current_thread().name
 
     def committed(self) -> None:
@@ -239,6 +250,7 @@ class Where(Put):
 
 class Clock:
     now = worked = 0.0
+    reads = 0
 
     def monotonic(self) -> float:
         return self.now
@@ -246,19 +258,23 @@ class Clock:
     def thread_time(self) -> float:
         return self.worked
 
+    def page_reads(self) -> int:
+        return self.reads
+
 
 def test_a_light_write_is_committed_where_it_comes_from_as_long_as_the_disk_is_quick(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
     monkeypatch.setattr("titanic.commit.writer.time", clock)
+    monkeypatch.setattr("titanic.commit.writer.page_reads", clock.page_reads)
     writer = Writer(store)
     writer.start()
     here = threading.current_thread().name
 
-    def commit(seconds: float, *, light: bool = True, work: float = 0.0) -> str:
+    def commit(seconds: float, *, light: bool = True, work: float = 0.0, interpreter: float = 0.0) -> str:
         """Where a commit was made that waited so long for the disk, and computed so long."""
-        write = Where(store, clock, seconds, light=light, work=work)
+        write = Where(store, clock, seconds, light=light, work=work, interpreter=interpreter)
         writer.enqueue(write)
         assert write.told.wait(30)
         until(lambda: writer.idle)
@@ -271,9 +287,18 @@ def test_a_light_write_is_committed_where_it_comes_from_as_long_as_the_disk_is_q
     assert commit(0.001, light=False) == "writer"
     assert [commit(0.001) for _ in range(50)] == [here] * 50, "many come, one after another"
     assert [commit(0.001, work=0.02) for _ in range(50)] == [here] * 50, "nobody waits for the disk"
+    assert [commit(0.0, interpreter=0.05) for _ in range(50)] == [here] * 50, "another thread would wait, too"
     assert commit(0.05) == here, "that could not be known"
     assert [commit(0.05) for _ in range(50)] == ["writer"] * 50
     assert [commit(0.001) for _ in range(50)][-1] == here, "it is quick again"
+    make = LmdbWriteTransaction.commit
+
+    def sync(transaction: LmdbWriteTransaction) -> None:
+        clock.now += 0.05
+        make(transaction)
+
+    monkeypatch.setattr(LmdbWriteTransaction, "commit", sync)
+    assert [commit(0.0) for _ in range(50)] == [here] + ["writer"] * 49, "the disk takes long to sync"
     writer.stop()
 
 
@@ -283,6 +308,7 @@ def test_after_a_commit_that_failed_the_writer_s_thread_has_the_next(
     """A disk may take seconds to fail, and the loop must not stand still for each of them."""
     clock = Clock()
     monkeypatch.setattr("titanic.commit.writer.time", clock)
+    monkeypatch.setattr("titanic.commit.writer.page_reads", clock.page_reads)
 
     class Fails(Where):
         def failed(self, error: StoreError) -> None:
@@ -325,6 +351,7 @@ def test_one_that_cannot_say_that_it_failed_keeps_nobody_else_from_it(
 def test_what_comes_after_something_that_waits_waits_for_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr("titanic.commit.writer.time", clock)
+    monkeypatch.setattr("titanic.commit.writer.page_reads", clock.page_reads)
     monkeypatch.setattr("titanic.commit.writer.QUICK", 10.0)
     writer = Writer(store)
     heavy, light = Where(store, clock, 0.0, light=False), Where(store, clock, 0.0)
