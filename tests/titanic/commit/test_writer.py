@@ -12,7 +12,7 @@ from support.store_facts import accept_all
 from support.store_remote import RemoteStore
 from support.waiting import until
 
-from titanic.commit.writer import Writer, halves
+from titanic.commit.writer import BatchThread, Writer, halves
 from titanic.errors import RecordCorrupt, StoreAway, StoreError, StoreFailed, StoreFull, WriteConflict
 from titanic.facts.counts import FAILED
 from titanic.facts.recorder import AttemptEnd
@@ -385,3 +385,21 @@ def test_all_that_a_commit_looks_at_is_foreseen_at_once() -> None:
     writes = [Put(store, looks_at=uuids[:1]), Put(store), Put(store, looks_at=uuids[1:])]
     run(store, writes)
     assert store.prefetched == [(uuids, False)]
+
+
+def test_what_was_postponed_is_done_without_a_new_item() -> None:
+    batches: list[list[int]] = []
+    twice = threading.Event()
+
+    def work(items: list[int]) -> bool:
+        batches.append(items)
+        if len(batches) == 2:
+            twice.set()
+        return len(batches) < 2
+
+    thread = BatchThread[int]("postponing", work)
+    thread.start()
+    thread.put(1)
+    assert twice.wait(30)
+    thread.stop()
+    assert batches == [[1], []]
