@@ -71,8 +71,8 @@ def cron(words: Words, once: bool, as_json: bool, log_level: str, log_format: st
       max-attempts = 3           # also ttl, delay, priority, limit,
                                  # retry-first, retry-most, keep,
                                  # keep-failed, keep-body, on-failed,
-                                 # on-limit, unique, unique-until,
-                                 # unique-for
+                                 # on-limit ("leave"), unique,
+                                 # unique-until, unique-for
 
     If daylight saving time skips a fixed time, the tick is at the end of the gap; if a time occurs twice, the tick
     is at the first. In zones that shift by half an hour (Lord Howe), list the minutes of a fixed hour: `0,30 2`

@@ -205,9 +205,10 @@ def halves(items: Sequence[Item]) -> list[Sequence[Item]]:
     return [items[:middle], items[middle:]] if middle else []
 
 
-def page_reads() -> int:
-    """How often this thread has waited for a page that was not in memory."""
-    return resource.getrusage(_OF_THREAD).ru_majflt
+def disk_reads() -> int:
+    """What this thread has read from a disk, in pages and blocks."""
+    used = resource.getrusage(_OF_THREAD)
+    return used.ru_majflt + used.ru_inblock
 
 
 class Writer:
@@ -268,11 +269,12 @@ class Writer:
 
     def _commit(self, writes: Sequence[Write], tries: int = 1, *, last: bool = False) -> None:
         facts, more = self.facts, False
-        now_us, began, worked, reads = self._now_us(), time.monotonic(), time.thread_time(), page_reads()
+        now_us, began, worked, reads = self._now_us(), time.monotonic(), time.thread_time(), disk_reads()
         at_work: Write | None = None
         self.clock_jumps.observe(now_us)
         try:
             with self._store.write() as transaction:
+                entered = time.monotonic(), time.thread_time()
                 if self._remote:
                     cast(SharedWriteTransaction, transaction).optimistic(alone=len(writes) == 1)
                 flushes = last or facts.wants(now_us) or isinstance(writes[0], FlushWrite)
@@ -318,9 +320,9 @@ class Writer:
         if size := sum(map(len, writes)):
             facts.changed_at = now_us
         seconds = time.monotonic() - began
-        # Without reading pages, the changes waited for the interpreter or a processor only.
-        since, used = (began, worked) if page_reads() > reads else applied
-        waited = began + seconds - since - (time.thread_time() - used)
+        waited = seconds - (time.thread_time() - worked)
+        if disk_reads() == reads:  # then the changes waited only for the interpreter or a processor
+            waited -= applied[0] - entered[0] - (applied[1] - entered[1])
         self._pace += (waited - self._pace) * WEIGHT
         self.commits += 1
         self.seconds.add(seconds)

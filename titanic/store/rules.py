@@ -34,7 +34,7 @@ _OTHER_TEXTS = [name for name in LASTING_TEXTS if name not in ("service", "key",
 def check_service(service: bytes) -> None:
     """Raise InvalidRequest unless `service` can be a name (which excludes NUL)."""
     if (fault := service_fault(service)) is not None:
-        raise InvalidRequest(fault)
+        raise InvalidRequest(fault, repr(service[:40]), "choose another")
 
 
 @lru_cache(maxsize=4096)

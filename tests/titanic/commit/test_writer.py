@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import resource
 import threading
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from support.store_facts import accept_all
 from support.store_remote import RemoteStore
 from support.waiting import until
 
-from titanic.commit.writer import BatchThread, Writer, halves
+from titanic.commit.writer import BatchThread, Writer, disk_reads, halves
 from titanic.errors import RecordCorrupt, StoreAway, StoreError, StoreFailed, StoreFull, WriteConflict
 from titanic.facts.counts import FAILED
 from titanic.facts.recorder import AttemptEnd
@@ -258,7 +260,7 @@ class Clock:
     def thread_time(self) -> float:
         return self.worked
 
-    def page_reads(self) -> int:
+    def disk_reads(self) -> int:
         return self.reads
 
 
@@ -267,7 +269,7 @@ def test_a_light_write_is_committed_where_it_comes_from_as_long_as_the_disk_is_q
 ) -> None:
     clock = Clock()
     monkeypatch.setattr("titanic.commit.writer.time", clock)
-    monkeypatch.setattr("titanic.commit.writer.page_reads", clock.page_reads)
+    monkeypatch.setattr("titanic.commit.writer.disk_reads", clock.disk_reads)
     writer = Writer(store)
     writer.start()
     here = threading.current_thread().name
@@ -291,15 +293,50 @@ def test_a_light_write_is_committed_where_it_comes_from_as_long_as_the_disk_is_q
     assert commit(0.05) == here, "that could not be known"
     assert [commit(0.05) for _ in range(50)] == ["writer"] * 50
     assert [commit(0.001) for _ in range(50)][-1] == here, "it is quick again"
-    make = LmdbWriteTransaction.commit
-
-    def sync(transaction: LmdbWriteTransaction) -> None:
-        clock.now += 0.05
-        make(transaction)
-
-    monkeypatch.setattr(LmdbWriteTransaction, "commit", sync)
-    assert [commit(0.0) for _ in range(50)] == [here] + ["writer"] * 49, "the disk takes long to sync"
     writer.stop()
+
+
+@pytest.mark.parametrize("step", ["__enter__", "commit"])
+def test_a_disk_is_slow_if_a_transaction_waits_for_it_at_its_beginning_or_end(
+    store: Store, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """It begins with commits that make room, and with the wait for those of others; it ends with the sync."""
+    clock = Clock()
+    monkeypatch.setattr("titanic.commit.writer.time", clock)
+    monkeypatch.setattr("titanic.commit.writer.disk_reads", clock.disk_reads)
+    writer = Writer(store)
+    writer.start()
+    here = threading.current_thread().name
+
+    def commit() -> str:
+        write = Where(store, clock, 0.0)
+        writer.enqueue(write)
+        assert write.told.wait(30)
+        until(lambda: writer.idle)
+        return write.thread
+
+    assert [commit() for _ in range(50)][-1] == here
+    take = getattr(LmdbWriteTransaction, step)
+
+    def wait(transaction: LmdbWriteTransaction) -> object:
+        clock.now += 0.05
+        return take(transaction)
+
+    monkeypatch.setattr(LmdbWriteTransaction, step, wait)
+    assert [commit() for _ in range(50)] == [here] + ["writer"] * 49
+    writer.stop()
+
+
+def test_only_reads_of_the_own_thread_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def usage(who: int) -> SimpleNamespace:
+        asked.append(who)
+        return SimpleNamespace(ru_majflt=3, ru_inblock=40)
+
+    monkeypatch.setattr(resource, "getrusage", usage)
+    assert disk_reads() == 43
+    assert asked == [resource.RUSAGE_THREAD]
 
 
 def test_after_a_commit_that_failed_the_writer_s_thread_has_the_next(
@@ -308,7 +345,7 @@ def test_after_a_commit_that_failed_the_writer_s_thread_has_the_next(
     """A disk may take seconds to fail, and the loop must not stand still for each of them."""
     clock = Clock()
     monkeypatch.setattr("titanic.commit.writer.time", clock)
-    monkeypatch.setattr("titanic.commit.writer.page_reads", clock.page_reads)
+    monkeypatch.setattr("titanic.commit.writer.disk_reads", clock.disk_reads)
 
     class Fails(Where):
         def failed(self, error: StoreError) -> None:
@@ -351,7 +388,7 @@ def test_one_that_cannot_say_that_it_failed_keeps_nobody_else_from_it(
 def test_what_comes_after_something_that_waits_waits_for_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr("titanic.commit.writer.time", clock)
-    monkeypatch.setattr("titanic.commit.writer.page_reads", clock.page_reads)
+    monkeypatch.setattr("titanic.commit.writer.disk_reads", clock.disk_reads)
     monkeypatch.setattr("titanic.commit.writer.QUICK", 10.0)
     writer = Writer(store)
     heavy, light = Where(store, clock, 0.0, light=False), Where(store, clock, 0.0)

@@ -17,7 +17,7 @@ from titanic.dispatch.core import DispatchCore
 from titanic.dispatch.dispatcher import Dispatcher
 from titanic.dispatch.fetching import FETCH_BYTES
 from titanic.dispatch.maintenance import PAUSE_US, STEP, MaintenanceWrite
-from titanic.dispatch.outcomes import OutcomeWrite
+from titanic.dispatch.outcomes import ENOUGH, OutcomeWrite
 from titanic.errors import StoreFailed
 from titanic.services.ask import Returned
 from titanic.services.reader import Reader
@@ -296,3 +296,10 @@ def test_a_store_that_can_not_be_read_is_looked_at_again_after_a_pause(
     assert deadline is not None
     assert PAUSE_US / 2e6 < deadline - time.monotonic() <= PAUSE_US / 1e6
     dispatcher.loop.stop()
+
+
+def test_as_many_outcomes_as_gather_are_a_light_write(store: Store) -> None:
+    dispatcher = make(store)
+    end = Finish(bytes(16), Status.DONE, [], 1, "", 0.0)
+    for count, light in ((ENOUGH, True), (ENOUGH + 1, False)):
+        assert OutcomeWrite([end] * count, dispatcher, dispatcher.completions).light is light
