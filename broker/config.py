@@ -138,8 +138,8 @@ class BrokerConfig:
     )
     max_body: int = setting(
         64 << 20,
-        "Largest body of a request; larger ones are refused. A frame larger than both twice that and 2 MiB"
-        " closes its connection.",
+        "Largest body of a request; larger ones are refused. A frame over twice that, or over 2 MiB if that is"
+        " more, closes its connection.",
         unit="B",
         group=TRAFFIC,
     )

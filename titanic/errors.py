@@ -30,7 +30,7 @@ class InvalidRequest(CallerError):
 
 
 class InvalidSchedule(CallerError):
-    """A schedule that can't be as given."""
+    """An invalid schedule."""
 
 
 class InvalidArchive(CallerError):
@@ -46,7 +46,7 @@ class NotInMemory(CallerError):
 
 
 class Contradiction(CallerError):
-    """Settings, by name, that exclude each other, though each is valid."""
+    """Settings, by name, that cannot be combined, though each is valid."""
 
     def __init__(self, settings: tuple[str, ...], what: str, fact: str, advice: str) -> None:
         super().__init__(what, fact, advice)
@@ -164,7 +164,7 @@ class StoreFull(StoreError):
 
 
 class StoreFailed(StoreError):
-    """The disk or the database failed. The transaction was dropped as a whole."""
+    """The disk or the database failed. The transaction was rolled back."""
 
 
 class OtherLease(StoreError):
@@ -180,12 +180,11 @@ class StoreAway(StoreFailed):
 
 
 class OutcomeUnknown(StoreFailed):
-    """The connection to the database was lost in a commit: it is not known whether the transaction was kept as a whole
-    or dropped as a whole."""
+    """The connection to the database was lost in a commit: whether the transaction was committed is unknown."""
 
 
 class WriteConflict(StoreFailed):
-    """Another node changed the same rows first. The transaction was rolled back as a whole; it can be retried."""
+    """Another node changed the same rows first. The transaction was rolled back; it can be retried."""
 
 
 class DiskFull(StoreFailed):

@@ -167,7 +167,7 @@ class ServerConfig:
     )
     poison_deaths: int = setting(
         3,
-        "A request fails for good after killing this many workers that ran only it, regardless of --max-attempts.",
+        "A request fails for good after killing this many workers with no other request, whatever --max-attempts is.",
         least=1,
         most=65535,
         group=TRIED,
@@ -186,8 +186,8 @@ class ServerConfig:
     )
     unready_timeout: float = setting(
         3600.0,
-        "How long to redispatch a request that workers return because they do not know its task or an argument, or"
-        " cannot import a module; it then fails. A restart of the server resets this time.",
+        "How long to keep redispatching a request that workers return because they do not know its task or an"
+        " argument, or cannot import a module; then the request fails. A restart of the server resets this time.",
         unit="s",
         least=0,
         group=TRIED,

@@ -28,7 +28,7 @@ class Cable(Protocol):
         """What a Fork enters to be there."""
 
     def bind(self, side: str, port: int) -> str:
-        """An endpoint to listen at there."""
+        """An endpoint to listen on there."""
 
     def reach(self, side: str, other: str, port: int) -> str:
         """Where one side finds a port of the other, or its own."""

@@ -191,7 +191,7 @@ def test_what_is_in_use_is_named(scene: Scene, tmp_path_factory: pytest.TempPath
                 elsewhere.endpoint = f"tcp://127.0.0.1:{free_port()}"
             with elsewhere.run() as other:
                 assert other.ends() == 1
-                assert re.search(rf"cannot listen at 127\S+; the port is in use; .*: {option} ", other.log.read_text())
+                assert re.search(rf"cannot listen on 127\S+; the port is in use; .*: {option} ", other.log.read_text())
 
 
 def test_other_faults_of_an_address_are_the_commands_business() -> None:

@@ -296,7 +296,7 @@ def add(user: str, lines: tuple[str, ...], with_token: bool, path: Path, as_json
         "secret_file": str(made[1]),
         "token": token[0] if token else None,
     }
-    said = f"{path}: user {user} added with the key {made[1]}, once the server is reloaded"
+    said = f"{path}: user {user} added with the key {made[1]}; now reload the server"
     print_done(result, f"{said}\n{token[0]}" if token else said, as_json)
 
 
@@ -337,13 +337,13 @@ def rotate(user: str, finish: bool, path: Path, as_json: bool) -> None:
         for one in made:
             one.unlink()
         raise
-    done = f"only the key {keys[-1]}" if finish else f"also the key {made[1]}"
+    done = f"has only the key {keys[-1]}" if finish else f"also has the key {made[1]}"
     result = {
         "user": user,
         "keys": document["users"][user]["keys"],
         "secret_file": str(made[1]) if made else None,
     }
-    print_done(result, f"{path}: user {user} has {done}, once the server is reloaded", as_json)
+    print_done(result, f"{path}: user {user} {done}; now reload the server", as_json)
 
 
 @command("revoke")

@@ -43,7 +43,7 @@ def audit(
     user. An act on several requests has one row, with the UUID of the first; there is no search by UUID.
 
     With access control, requires audit = true. Without access control, users are anonymous, and the only closes listed
-    are kills and those in the web console. The editor of a file is not recorded: its row has the server's system user.
+    are kills and those in the web console. Who edited a file is unknown: the row names the server's system user.
 
     --json prints {acts: [{at, act, user, way, address, service, uuid, count, text}], refusals: [{at, address, count,
     user, action}], next}. `way` is http, page, mdp or offline; `uuid` the first of `count` requests. Times are

@@ -212,7 +212,7 @@ def _repair(path: Path, bar: Bar) -> tuple[Salvaged | None, Checked, int]:
             return saved, Checked(problems, *_counts(store)), len(check_store(store, _checking(bar)))
     except StoreCorrupt as damage:
         saved = salvage(path)
-        found = [Finding("data.mdb", damage.fact, "save what can be read in a new file"), *saved.problems]
+        found = [Finding("data.mdb", damage.fact, "copy what can be read to a new file"), *saved.problems]
     with LmdbStore.open(path, to_repair=True, verified=True) as store:
         problems = found + repair_store(store, progress=_checking(bar))
         record_offline(store, "repair", counted(len(problems), "problem"))

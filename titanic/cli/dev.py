@@ -237,7 +237,7 @@ def check_free(host: str, port: int, option: str) -> None:
             probe.bind((host, port))
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                what, advice = f"cannot listen at {host}:{port}", f"stop what uses it, or choose another port: {option}"
+                what, advice = f"cannot listen on {host}:{port}", f"stop what uses it, or choose another port: {option}"
                 raise TitanicError(what, "the port is in use", advice) from None
 
 

@@ -20,7 +20,7 @@ class EndpointType(click.ParamType[str]):
     name = "endpoint"
 
     def __init__(self, *, listens: bool) -> None:
-        """`listens`: an endpoint to listen at, where `*` stands for every address, and `*` or 0 for any port."""
+        """`listens`: an endpoint to listen on, where `*` stands for every address, and `*` or 0 for any port."""
         self._listens = listens
 
     def fault(self, value: str) -> str:
@@ -78,7 +78,7 @@ def separate(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
 
 
 BOUND = EndpointType(listens=True)
-"""An endpoint to listen at."""
+"""An endpoint to listen on."""
 BROKER = EndpointType(listens=False)
 """An endpoint to connect to, for a server: the name need not be known yet."""
 PEER = PeerType(listens=False)

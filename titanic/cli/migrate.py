@@ -30,7 +30,7 @@ def migrate(source: Path | str, target: Path | str, as_json: bool) -> None:
     keys, closed requests in their order, and the position of the archive. FROM is not changed; TO must be empty. At
     the end, all of TO is read back and compared with FROM.
 
-    If it is interrupted, no server starts on TO until you run it again; it then starts over.
+    If it is interrupted, no server starts on TO until you repeat the command, which then copies everything again.
 
     Then start the server with --store TO. Do not start one with FROM again: it would execute the same requests a second
     time.

@@ -217,12 +217,12 @@ def limits(service: str, reset: bool | None, as_json: bool, reach: EndpointReach
     over --waiting or --bytes are refused when they are submitted.
 
     A limit set here replaces that of titanic serve --service-limit on all servers that share the store. It survives
-    restarts, and applies until it is reset. Lowering a limit does not stop running requests. SERVICE may be one that
-    has no requests and no workers yet. TITANIC_ variables and files cannot set limits.
+    restarts, and applies until it is reset. Lowering a limit does not stop running requests. SERVICE may have no
+    requests and no workers yet. TITANIC_ variables and files cannot set these options.
 
-    With access control, setting requires admin = true, and showing metrics = true. --json prints {limits: {waiting,
-    bytes, running, rate}, and if any is set limits_set: {waiting, bytes, running, rate (null: not set), configured:
-    {waiting, bytes, running, rate}, at (microseconds since 1970), by}}.
+    With access control, setting limits requires admin = true; showing them requires metrics = true. --json prints
+    {limits: {waiting, bytes, running, rate}, and if any is set limits_set: {waiting, bytes, running, rate (null: not
+    set), configured: {waiting, bytes, running, rate}, at (microseconds since 1970), by}}.
 
     \b
     Example:

@@ -456,8 +456,8 @@ def health(as_json: bool, max_waiting: int | None, max_age: float | None, reach:
     error or another error).
 
     --json prints {status: "healthy", "warning", "critical" or "unknown", problems: [text], attention: [text], waiting,
-    oldest}; attention has what does not change the exit code; oldest is the age in seconds of the request that has
-    waited longest, or null.
+    oldest}; attention lists findings that do not change the exit code; oldest is the age in seconds of the request
+    that has waited longest, or null.
 
     \b
     Example:

@@ -107,7 +107,7 @@ def ls(
 
     --group-errors lists failures of the last four weeks, or since --since, including those of closed requests. Errors
     that differ only in numbers, ids, paths and quoted texts form one group. RETRIED counts attempts that were followed
-    by another. It needs a server, and read = "all".
+    by another. --group-errors needs a server, and read = "all".
 
     --json prints a list of what `titanic show --json` prints; with --group-errors of {service, state, text, example,
     sample (a UUID), first, last, failed, retried, hours: [[hour, failures]]}, times in microseconds since 1970.
@@ -259,8 +259,8 @@ def show(uuid: str, body: bool, as_json: bool, **where: Any) -> None:
                              fields are empty (all, with a separate broker).
                              `lost` does not count as an attempt: the worker
                              process had other requests, too. `replaced`: the
-                             bodies before a retry with another one, first
-                             and last: [{replaced_at, bytes, frames, base64}]
+                             first and the last body replaced by a retry:
+                             [{replaced_at, bytes, frames, base64}]
     flow                     {steps: [{at, uuid, service, state, closed, took,
                              flow}], more: {state: count}} if it is a flow;
                              closed: the last state of a closed step
@@ -311,14 +311,14 @@ def show(uuid: str, body: bool, as_json: bool, **where: Any) -> None:
 def why(uuid: str, as_json: bool, **where: Any) -> None:
     """Explain why a request is in its state, and what to do about it.
 
-    Names and UUIDs of other requests are shown to users who may read them. Without a server (--store), only what the
-    files say is known.
+    Names and UUIDs of other requests are shown to users who may read them. Without a server (--store), only the store's
+    files are used.
 
     --json prints {uuid, service, state, kind, text, next, and numbers that apply: until, seconds, ahead, workers,
-    running, limit, requests}; `until` is in microseconds since 1970. Each `kind`: no-worker, busy, behind (others start
-    before it), limit, rate, paused, delayed, retry (after a failed attempt), running, return (its worker is awaited),
-    lease (its node does not respond), storing, store (which cannot take the outcome), refused (by the broker), draining
-    (this server), no-server, done, failed, poison, expired, cancelled.
+    running, limit, requests}; `until` is in microseconds since 1970. `kind` is one of: no-worker, busy, behind (others
+    start before it), limit, rate, paused, delayed, retry (after a failed attempt), running, return (its worker is
+    awaited), lease (its node does not respond), storing, store (which cannot take the outcome), refused (by the
+    broker), draining (this server), no-server, done, failed, poison, expired, cancelled.
 
     \b
     Example:
@@ -507,7 +507,7 @@ def retry(
     --body replaces the body of one request, which must be your own unless you have `admin`. `titanic show` shows the
     first 16 KiB of the first and of the last body that was replaced.
 
-    --json prints {retried}; with --where the job, as `titanic redrive`.
+    --json prints {retried}; with --where the job, as `titanic redrive` prints it.
 
     \b
     Example:
@@ -517,7 +517,7 @@ def retry(
     """
     if where:
         if uuid or everything or service is not None or older_than is not None or body:
-            raise click.UsageError("--where excludes UUIDs, --service, --older-than, --all and --body")
+            raise click.UsageError("--where cannot be combined with UUIDs, --service, --older-than, --all or --body")
         run_job(reach, "retry", where, rate, dry_run, yes, as_json)
         return
     if dry_run or yes or rate is not None:
@@ -569,7 +569,7 @@ def change(
       titanic change 01a1fdd40f82747ea223cfe554e7afbc --at 2026-12-01T08:00+01:00
     """
     if (delay is not None) + (at is not None) + now > 1:
-        raise click.UsageError("--delay, --at and --now exclude each other")
+        raise click.UsageError("--delay, --at and --now cannot be combined")
     if now:
         delay = 0.0
     if priority is None and delay is None and at is None and not body:
@@ -588,7 +588,7 @@ def _explain(client: Client, uuids: tuple[str, ...]) -> None:
             unknown = error
             continue
         if lacks_body(row):
-            say(f"{uuid} cannot be requeued without a new one (--body): {BODY_GONE}")
+            say(f"{uuid} cannot be requeued without a new body (--body): {BODY_GONE}")
         else:
             say(f"{uuid} is {row['state']}; only failed and expired requests can be requeued")
         sys.exit(EXIT_FAILED)

@@ -156,7 +156,7 @@ def _content_type(context: click.Context, option: click.Parameter, kind: str | N
     "--unique-for",
     least=0.001,
     group=CHOICES,
-    help="With --unique: the earlier request counts for this long, even after a success, not after a failure or close.",
+    help="With --unique: the earlier request counts for this long, even after success, but not after failure or close.",
 )
 @seconds("--delay", least=0, group=CHOICES, help="Do not execute the request before this time has passed.")
 @option(
@@ -170,7 +170,7 @@ def _content_type(context: click.Context, option: click.Parameter, kind: str | N
     "--ttl",
     least=0.001,
     group=CHOICES,
-    help="Expire the request after this time, unless it is running or has ended; also between attempts.",
+    help="Expire the request after this time, also between attempts, unless it is running or has ended.",
 )
 @option(
     "--priority",
@@ -199,7 +199,7 @@ def _content_type(context: click.Context, option: click.Parameter, kind: str | N
     type=Keep(least=0.001),
     metavar="TIME",
     group=CHOICES,
-    help="How long to keep the reply unless it is closed; never: only 2 s after the end, for commands and clients"
+    help="How long to keep the reply unless it is closed; never: until 2 s after the end, for commands and clients"
     " waiting for it; default: the server's --keep-replies.",
 )
 @seconds(
@@ -278,7 +278,7 @@ def submit(
       titanic submit mail --lines addresses.txt --delay 1h
     """
     if (bool(body) + from_stdin + (lines is not None)) > 1:
-        raise click.UsageError("BODY, --stdin and --lines exclude each other")
+        raise click.UsageError("BODY, --stdin and --lines cannot be combined")
     if lines is None and not from_stdin:
         check_unread(body)
     if lines is not None and wait is not None:
@@ -410,7 +410,7 @@ def _why_pending(row: RequestInfo) -> str:
     if row["state"] == "running":
         return "it is running"
     if row["attempts"]:
-        when = f"retried in {until(row['due'])}" if row["due"] else "waiting for a retry"
+        when = f"next attempt in {until(row['due'])}" if row["due"] else "waiting for a retry"
         return f"{counted(row['attempts'], 'attempt')} failed, {when}; the last error was: {row['reason'].strip()}"
     if row["due"]:
         return f"delayed for another {until(row['due'])}"
@@ -448,7 +448,7 @@ def close(
     that still match, as with `titanic retry --where`. An owner, a state, an error or a key is required; running
     requests do not match.
 
-    --json prints {uuids}: the UUIDs given; with --kill also {not_killed}; with --where the job, as `titanic redrive`.
+    --json prints {uuids} as given; with --kill also {not_killed}; with --where the job, as `titanic redrive` prints it.
 
     \b
     Example:
@@ -457,7 +457,7 @@ def close(
       titanic close --where owner=ann --yes
     """
     if bool(uuid) == bool(where) or (where and kill):
-        raise click.UsageError("give either UUIDs, or --where, which excludes --kill")
+        raise click.UsageError("give either UUIDs or --where; --kill needs UUIDs")
     if where:
         run_job(reach, "close", where, rate, dry_run, yes, as_json)
         return
@@ -493,7 +493,7 @@ def call(service: str, body: tuple[bytes, ...], from_stdin: bool, as_json: bool,
       titanic call mmi.workers
     """
     if body and from_stdin:
-        raise click.UsageError("BODY and --stdin exclude each other")
+        raise click.UsageError("BODY and --stdin cannot be combined")
     report_absence(reach.endpoint, reach.timeout)
     timeout, retries = tries_of(reach.timeout, None)
     with contextlib.closing(BlockingWire(reach.endpoint, timeout, retries, reach.mdp, reach.curve)) as wire:

@@ -26,8 +26,8 @@ EVENTS = (
     ),
     (
         "cut-off",
-        "this node lost its lease and the database while other nodes are alive: it sends them clients and idle"
-        " workers, until `lease`",
+        "this node lost its lease and its database connection while other nodes are alive: it sends clients and"
+        " idle workers to them, until `lease`",
     ),
     ("workers-sent-on", "this node has more than its share of workers and sends idle ones to other nodes"),
     ("same-name", "another node has used this node's name for two lease periods: give each its own `node-name`"),
@@ -40,7 +40,7 @@ EVENTS = (
         "message-failed",
         "a malformed error reply from a worker, or an internal error while handling a message; the attempt has failed",
     ),
-    ("reader", "a process reading the store's files prevents reuse of a tenth of it: see TitanicStoreReader"),
+    ("reader", "a process reading the store's files prevents reuse of a tenth of the store: see TitanicStoreReader"),
     ("no-room-for-reply", "a reply waits for room in the store"),
     ("no-room-for-end", "no room for the notification that a request ended (`on_end` of a service)"),
     (

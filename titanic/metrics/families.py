@@ -101,7 +101,7 @@ def refusals(counts: Mapping[tuple[str, str], int]) -> Iterator[Metric]:
     """What users lacked a permission for; nothing until there is something."""
     if counts:
         text = (
-            "Refusals for lack of a permission; an action is a service of Titanic, or an action at the broker."
+            "Refusals for lack of a permission; `action` is a service of Titanic, or what the broker refused."
             " The action handshake includes connections that only probed the server."
         )
         yield counts_by("titanic_refusals", text, ("user", "action"), counts)

@@ -24,7 +24,7 @@ from titanic.protocol.tsp import Frames
 from titanic.util import ids
 from titanic.util.text import counted, duration, one_line
 
-BODY_GONE = "its body was deleted, by keep_body"
+BODY_GONE = "its body was deleted because of keep_body"
 
 
 def lacks_body(row: RequestInfo) -> bool:

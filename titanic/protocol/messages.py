@@ -139,7 +139,7 @@ class Submit(Message):
 
     def __post_init__(self) -> None:
         if self.unique_until is not UNSET and self.unique_for is not UNSET:
-            raise ValueError("unique_until and unique_for exclude each other: give one of them")
+            raise ValueError("unique_until and unique_for cannot be combined: give one of them")
         if self.unique is UNSET and (self.unique_until is not UNSET or self.unique_for is not UNSET):
             raise ValueError("unique_until and unique_for need unique: give a key")
         if self.unique is not UNSET and self.many:

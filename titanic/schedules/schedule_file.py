@@ -100,7 +100,7 @@ def _schedule(name: str, values: Mapping[str, Any], folder: Path) -> Schedule:
     if not values.get("service"):
         raise InvalidSchedule("it has no service", "", "write service = and the name of a service")
     if "body" in values and "body-file" in values:
-        raise InvalidSchedule("body and body-file exclude each other")
+        raise InvalidSchedule("body and body-file cannot be combined")
     options: Any = {key.replace("-", "_"): values[key] for key in OPTIONS if key in values}
     return Schedule(
         name,

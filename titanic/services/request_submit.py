@@ -347,7 +347,7 @@ def start_of(options: Submit | ChangeAction, now_us: int) -> int:
     if options.at is UNSET:
         return _moment(options.delay, now_us)
     if options.delay is not UNSET:
-        raise ValueError("at and delay exclude each other: give one of them")
+        raise ValueError("at and delay cannot be combined: give one of them")
     start = round(options.at * 1e6)
     if start > now_us + MOST_SECONDS * 1e6:
         raise ValueError("at must be a time in seconds since 1970, at most ten years from now")

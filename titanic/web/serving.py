@@ -111,7 +111,7 @@ class WebServer:
         if not fault.listening or not isinstance(fault.error, OSError):
             return fault.error
         host, port = self._settings.bind
-        return CallerError(f"cannot listen at {host}:{port}", _reason(fault.error), _advice(fault.error))
+        return CallerError(f"cannot listen on {host}:{port}", _reason(fault.error), _advice(fault.error))
 
     def stop(self) -> None:
         """Stop serving. Any thread or signal handler may call this."""
@@ -170,7 +170,7 @@ def _reserve(path: str) -> None:
             Path(path).chmod(0o660)
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
-            raise CallerError(f"cannot listen at {path}", _reason(error), _advice(error)) from error
+            raise CallerError(f"cannot listen on {path}", _reason(error), _advice(error)) from error
 
 
 def _reason(error: OSError) -> str:

@@ -43,14 +43,14 @@ class WebSettings:
     session_secret: Path | None = setting(
         None,
         "File with the session secret, created if it does not exist. Sessions survive a restart, and all"
-        " `titanic web` with the same secret share them.",
+        " `titanic web` processes with the same secret share them.",
     )
     prefix: str = setting("", "Path prefix of all URLs, such as /queue; a proxy must not remove it.", otherwise="/")
     hosts: tuple[str, ...] = setting((), "Host name that browsers use, besides the address of `bind`.", option="host")
     max_body: int = setting(
         64 << 20,
-        "Largest body of a request. All bodies in memory share 256 MiB or, if larger, twice this; a user has at most"
-        " half.",
+        "Largest body of a request. All bodies in memory share 256 MiB, or twice this limit if that is more; one user"
+        " gets at most half of it.",
         unit="B",
     )
     tls_certificate: Path | None = setting(

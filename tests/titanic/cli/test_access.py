@@ -157,7 +157,7 @@ def test_a_user_is_added(file: Path) -> None:
     file.chmod(0o640)
     add = ("access", "add", "op.a", "admin = true", "limits.waiting = 3", "--access", file)
     assert here(*add).line == (
-        f"{file}: user op.a added with the key {file.parent}/op.a.key_secret, once the server is reloaded"
+        f"{file}: user op.a added with the key {file.parent}/op.a.key_secret; now reload the server"
     )
     assert file.read_text() == f'{FILE}\n[users."op.a"]\nkeys = ["op.a.key"]\nadmin = true\nlimits.waiting = 3\n'
     assert file.stat().st_mode & 0o777 == 0o640
@@ -214,7 +214,7 @@ def test_a_key_is_rotated(file: Path) -> None:
     rotate = ("access", "rotate", "shop", "--access", file)
     assert (
         here(*rotate).line
-        == f"{file}: user shop has also the key {file.parent}/shop-2.key_secret, once the server is reloaded"
+        == f"{file}: user shop also has the key {file.parent}/shop-2.key_secret; now reload the server"
     )
     added = here("access", "diff", old, file, "--json").json
     assert (added["removed"], [one["user"] for one in added["added"]]) == ([], ["shop"])

@@ -185,7 +185,7 @@ def test_a_result_that_there_is_not(backend: TitanicBackend, uuid: str) -> None:
 def test_a_result_whose_arguments_are_not_kept(working: TitanicBackend, client: Client) -> None:
     result = shop.add.enqueue(1, b=3)
     assert client.wait(result.id, timeout=60) == [b"4"]
-    with pytest.raises(TaskResultDoesNotExist, match="its body was deleted, by keep_body"):
+    with pytest.raises(TaskResultDoesNotExist, match="its body was deleted because of keep_body"):
         shop.add.get_result(result.id)
 
 

@@ -178,7 +178,7 @@ def test_a_change_that_is_sent_again_when_its_answer_was_lost(served: Server, cl
         (lambda client: client.change(UNKNOWN), "a change must have priority, delay, at or body"),
         (lambda client: client.change(UNKNOWN, priority=10), "priority must be a whole number from 0 to 9"),
         (lambda client: client.change(UNKNOWN, delay=-1), "delay must be a number of seconds from 0 to ten years"),
-        (lambda client: client.change(UNKNOWN, delay=1, at=datetime.now(UTC)), "at and delay exclude each other"),
+        (lambda client: client.change(UNKNOWN, delay=1, at=datetime.now(UTC)), "at and delay cannot be combined"),
         (lambda client: client.change(UNKNOWN, at=datetime(2026, 1, 1)), "at is 2026-01-01T00:00:00; it has no time "),
     ],
 )

@@ -109,7 +109,7 @@ def test_a_found_one_counts_for_no_limit(client: Client) -> None:
         ({"unique": True}, "unique must be a string of 1 to 255 bytes"),
         ({"unique": "u", "unique_until": "failed"}, "unique_until must be one of started, done"),
         ({"unique": "u", "unique_for": -1}, "unique_for must be a number of seconds, more than 0"),
-        ({"unique": "u", "unique_for": 5, "unique_until": "done"}, "unique_until and unique_for exclude each other"),
+        ({"unique": "u", "unique_for": 5, "unique_until": "done"}, "unique_until and unique_for cannot be combined"),
         ({"unique_for": 5}, "unique_until and unique_for need unique"),
         ({"unique_until": "done"}, "unique_until and unique_for need unique"),
         ({"unique": "\1" * 255}, "the options are too long"),

@@ -89,7 +89,7 @@ def test_a_time_to_start_at(at: float, start: int) -> None:
         ({"at": 1e300}, "at must be a time in seconds since 1970, at most ten years from now"),
         ({"at": "tomorrow"}, "at must be a time in seconds since 1970"),
         ({"at": None}, "at must be a time in seconds since 1970"),
-        ({"at": 0, "delay": 0}, "at and delay exclude each other: give one of them"),
+        ({"at": 0, "delay": 0}, "at and delay cannot be combined: give one of them"),
     ],
 )
 def test_times_that_cannot_be(options: dict[str, Any], fault: str) -> None:

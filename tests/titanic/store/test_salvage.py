@@ -275,7 +275,7 @@ def test_check_says_it_and_repair_saves(damaged):
     assert looked.err.endswith("; restore a backup, or save what can be read: titanic check --repair\n")
     mended = here("check", "--repair", "--store", path)
     assert mended.code == 0
-    assert f"page {number} can't be read → save the rest in a new file\n" in mended.out.decode()
+    assert f"page {number} can't be read → copy the rest to a new file\n" in mended.out.decode()
     assert mended.out.endswith(b", 0 left after the repair\n")
     (kept,) = path.glob("damaged-*.mdb")
     assert mended.err == f"titanic: the damaged file is kept as {kept}\n"

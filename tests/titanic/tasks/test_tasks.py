@@ -459,7 +459,7 @@ def test_what_cannot_be_a_task() -> None:
         ({"limit": float("nan")}, "limit is nan; it must be a finite number"),
         ({"max_attempts": "3"}, "max_attempts must be a whole number from 1"),
         ({"unique_for": 5}, "unique_until and unique_for need unique"),
-        ({"unique": str, "unique_for": 5, "unique_until": "done"}, "unique_until and unique_for exclude each other"),
+        ({"unique": str, "unique_for": 5, "unique_until": "done"}, "unique_until and unique_for cannot be combined"),
     ]
     for options, fault in wrong:
         with pytest.raises(CallerError, match=rf"test_tasks.py:{line}: task frames; {fault}"):

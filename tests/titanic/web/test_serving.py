@@ -27,7 +27,7 @@ def test_a_port_that_is_in_use_is_told_in_one_line() -> None:
         command = [sys.executable, "-m", "titanic", "web", "--endpoint", "ipc:///nowhere", "--bind", bind]
         ended = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT, timeout=90)
     assert ended.returncode == 1
-    assert ended.stderr == f"titanic: cannot listen at {bind}; address already in use; choose another --bind\n"
+    assert ended.stderr == f"titanic: cannot listen on {bind}; address already in use; choose another --bind\n"
 
 
 def test_an_address_of_others_is_told(tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ def test_an_address_of_others_is_told(tmp_path: Path) -> None:
     )
     with pytest.raises(CallerError) as told:
         WebServer(settings).run()
-    fact = "cannot listen at 192.0.2.1:8080; cannot assign requested address"
+    fact = "cannot listen on 192.0.2.1:8080; cannot assign requested address"
     assert str(told.value) == f"{fact}; choose another --bind"
 
 
@@ -66,7 +66,7 @@ except CallerError as error:
 def test_another_address_is_no_advice_when_files_are_lacking() -> None:
     command = [sys.executable, "-c", WITHOUT_FILES]
     ended = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT, timeout=90)
-    what = "cannot listen at 127.0.0.1:0; too many open files"
+    what = "cannot listen on 127.0.0.1:0; too many open files"
     assert ended.stdout == f"{what}; raise the limit of open files: ulimit -n, or LimitNOFILE= in its unit\n", (
         ended.stderr
     )

@@ -79,7 +79,7 @@ def worker(
 ) -> None:
     """Run COMMAND for each new request of SERVICE, as a worker of a Majordomo broker.
 
-    Replies are kept in the memory of this process: run one worker for a service, with any number of --jobs.
+    Replies are kept in the memory of this process: run only one worker per service, with any number of --jobs.
 
     \b
     Example:

@@ -125,7 +125,7 @@ async def post_failed(request: Request) -> Response:
         raise HTTPProblem(400, f"fatal is {quoted(fatal)}; write true or false")
     after = read_number("retry-after", given["retry-after"], 0, MOST_SECONDS) if "retry-after" in given else None
     if fatal == "true" and after is not None:
-        raise HTTPProblem(400, "fatal and retry-after exclude each other; a fatal failure is not retried")
+        raise HTTPProblem(400, "fatal and retry-after cannot be combined; a fatal failure is not retried")
     leases, user = leases_of(request), visitor_of(request).user
     text = (await read_body(request, MAX_TEXT)).decode(errors="replace").strip()
     lease = leases.find(user, _id(request))

@@ -94,7 +94,7 @@ _AT = "a time with its zone, at most ten years from now: 2026-12-01T08:00:00Z"
 
 
 class ChangeRequest(Message):
-    """What to change of a waiting or delayed request. `delay` and `at` exclude each other."""
+    """What to change of a waiting or delayed request. `delay` and `at` cannot be combined."""
 
     priority: Priority | msgspec.UnsetType = msgspec.UNSET
     delay: Delay | msgspec.UnsetType = msgspec.UNSET
@@ -106,7 +106,7 @@ class ChangeRequest(Message):
         if self.priority is self.delay is self.at is msgspec.UNSET:
             raise ValueError("a change must have priority, delay or at")
         if self.delay is not msgspec.UNSET and self.at is not msgspec.UNSET:
-            raise ValueError("delay and at exclude each other")
+            raise ValueError("delay and at cannot be combined")
 
 
 class AcceptedBatch(TypedDict):

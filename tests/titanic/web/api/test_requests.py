@@ -155,7 +155,7 @@ def test_a_time_is_a_header(http: httpx.Client, client: Client) -> None:
     late = http.post(SUBMIT, content=b"x", headers={"Titanic-At": "9999-12-31T23:59:59-01:00"})
     assert (late.status_code, "at most ten years from now" in late.text) == (400, True)
     both = http.post(SUBMIT, content=b"x", headers={"Titanic-At": at.isoformat(), "Titanic-Delay": "1"})
-    assert (both.status_code, "exclude each other" in both.text) == (400, True)
+    assert (both.status_code, "cannot be combined" in both.text) == (400, True)
 
 
 WRONG = [
@@ -211,7 +211,7 @@ def test_a_unique_request_finds_the_first(http: httpx.Client, client: Client) ->
     told = client.show(first.json()["uuid"])
     assert (told["unique"], told["unique_until"]) == ("order 17", "started")
     wrong = http.post(SUBMIT, content=b"x", headers={**headers, "Titanic-Unique-For": "5"})
-    assert (wrong.status_code, "exclude each other" in wrong.text) == (400, True)
+    assert (wrong.status_code, "cannot be combined" in wrong.text) == (400, True)
 
 
 def test_a_key_stands_for_one_request(http: httpx.Client, client: Client) -> None:
@@ -295,7 +295,7 @@ def test_a_body_that_is_not_kept_is_gone(http: httpx.Client, worker: Worker, ser
     answer = http.post(SUBMIT, content=b"x", headers={"Titanic-Keep-Body": "never", "Prefer": "wait=60"})
     uuid = answer.headers["location"].rpartition("/")[2]
     body = http.get(f"/v1/requests/{uuid}/body")
-    fault = "its body was deleted, by keep_body"
+    fault = "its body was deleted because of keep_body"
     assert (answer.status_code, body.status_code, body.json()["detail"]) == (200, 410, fault)
     shown = here("show", uuid, "--body", "--endpoint", server.endpoints[0])
     assert (shown.code, shown.err) == (1, f"titanic: request {uuid} has no body; {fault}\n")
@@ -310,12 +310,12 @@ def test_a_request_without_its_body_is_not_retried(
     until(lambda: client.show(uuid)["body_frames"] == 0)
     shown = http.get(f"/v1/requests/{uuid}").json()
     assert (shown["state"], shown["options"], "keep_body" in shown) == ("failed", {"keep_body": 0.001}, False)
-    fault = "its body was deleted, by keep_body"
+    fault = "its body was deleted because of keep_body"
     answer = http.post(f"/v1/requests/{uuid}:retry")
-    assert (answer.status_code, answer.json()["detail"]) == (410, f"it cannot be retried without a new one: {fault}")
+    assert (answer.status_code, answer.json()["detail"]) == (410, f"it cannot be retried without a new body: {fault}")
     assert http.get(f"/v1/requests/{uuid}/body").status_code == 410
     said = here("retry", uuid, "--endpoint", server.endpoints[0])
-    assert (said.code, said.err) == (1, f"titanic: {uuid} cannot be requeued without a new one (--body): {fault}\n")
+    assert (said.code, said.err) == (1, f"titanic: {uuid} cannot be requeued without a new body (--body): {fault}\n")
     assert client.retry_all() == 0
     assert http.put(f"/v1/requests/{uuid}/body?retry=true", content=b"y").status_code == 204
     assert client.wait(uuid, timeout=60) == [b"y"]

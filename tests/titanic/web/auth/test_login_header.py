@@ -172,7 +172,7 @@ def test_a_start_without_what_it_needs_is_refused(more: dict[str, object], fault
     [
         (["--login-header", "X-User"], "--login-header needs --login-from and --access"),
         (["--login-header", "X-User", "--login-from", "proxy"], "'proxy' is not a network"),
-        (["--bind", "unix:/nowhere/web.sock"], "cannot listen at /nowhere/web.sock; no such file or directory"),
+        (["--bind", "unix:/nowhere/web.sock"], "cannot listen on /nowhere/web.sock; no such file or directory"),
     ],
 )
 def test_the_command_line_refuses_it(given: list[str], error: str) -> None:

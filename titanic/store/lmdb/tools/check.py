@@ -375,14 +375,15 @@ def _meta(walk: Walk) -> None:
             counted[bytes(view[len(schema.LOAD_PREFIX) :])] = load
     for service in counted.keys() | walk.loads.keys():
         ready, pending, size = walk.loads.get(service, (0, 0, 0))
-        if counted.get(service) == ((ready, pending, size) if ready or pending else None):
+        right = (ready, pending, size) if ready or pending else None
+        if counted.get(service) == right:
             continue
         key = schema.LOAD_PREFIX + service
         if pending:
             remedy = Remedy(Verb.PUT, "meta", key, LOAD.pack(ready, pending, size))
         else:
             remedy = Remedy(Verb.DELETE, "meta", key)
-        what = f"{counted.get(service)} for {service!r}, there are {ready} ready of {pending}, {size} bytes"
+        what = f"the counts of {service!r} (ready, pending, bytes) are {counted.get(service)}, should be {right}"
         walk.report("meta", None, what, remedy, across=True)
     _owned_loads(walk)
 

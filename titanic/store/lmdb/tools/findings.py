@@ -55,9 +55,9 @@ class Verb(Enum):
     PUT = "recompute it from the records"
     DELETE = "delete the row"
     SET_ASIDE = "set it aside"
-    FAIL = "set it aside; the request has failed, if it has no reply"
-    LOSE_REPLY = "set it aside; the request has failed"
-    LOSE_ENTRY = "set it aside; an empty entry takes its place"
+    FAIL = "set it aside, and fail the request if it has no reply"
+    LOSE_REPLY = "set it aside, and fail the request"
+    LOSE_ENTRY = "set it aside, and put an empty entry in its place"
     BURY = "delete the blob"
 
 

@@ -327,7 +327,7 @@ def _problems(pages: Pages) -> list[Finding]:
         found.append((hole.tree, what))
     if pages.odd_rows:
         found.append(("rows", f"{pages.odd_rows} can't be read"))
-    return [Finding(where, what, "save the rest in a new file") for where, what in found]
+    return [Finding(where, what, "copy the rest to a new file") for where, what in found]
 
 
 # -- leaves that no tree has ---------------------------------------------------------------------------------
