@@ -16,7 +16,7 @@ from titanic import telemetry
 from titanic.errors import CallerError, InvalidRequest, RequestFailed
 from titanic.jobs.context import Cancelled, Failed, Retry, Unready, current_or_none
 from titanic.logs import event
-from titanic.protocol.submit_options import SharedOptions, SubmitOptions, encode
+from titanic.protocol.submit_options import ManyOptions, SharedOptions, SubmitOptions, encode
 from titanic.schedules import Schedule
 from titanic.tasks.flow import Flow, FlowApp, Link, stage_options
 from titanic.tasks.flow_worker import FlowPlace, FlowStage, Steps
@@ -53,11 +53,15 @@ _OF_TASKS = TaskOptions.__annotations__.keys() - SharedOptions.__annotations__.k
 """Those that a submission does not have, or that mean something else there."""
 
 
+_OF_SUBMISSIONS = ManyOptions.__annotations__.keys() | SubmitOptions.__annotations__.keys()
+"""Those of submissions. (Compiled, a TypedDict does not have those that it inherits.)"""
+
+
 def check_options(function: AnyFunction, options: TaskOptions) -> None:
     """Raise CallerError for an option that neither tasks nor submissions have, and for a value that no server takes."""
     code = getattr(function, "__code__", None)
     where = f"{code.co_filename}:{code.co_firstlineno}: " if code is not None else ""
-    if unknown := options.keys() - TaskOptions.__annotations__.keys() - SubmitOptions.__annotations__.keys():
+    if unknown := options.keys() - TaskOptions.__annotations__.keys() - _OF_SUBMISSIONS:
         name = min(unknown)
         advice = f"there are {', '.join(sorted(TaskOptions.__annotations__))}"
         if name in ("cron", "every"):

@@ -464,6 +464,8 @@ def test_what_cannot_be_a_task() -> None:
     for options, fault in wrong:
         with pytest.raises(CallerError, match=rf"test_tasks.py:{line}: task frames; {fault}"):
             Tasks(name="a").task(**options)(frames)
+    of_submissions: dict[str, Any] = {"on_failed": "a.failed", "type": "text/csv", "keep": 60}
+    Tasks(name="a").task(**of_submissions)(frames)
     with pytest.raises(CallerError, match="parts cannot be a task; it is a generator"):
         Tasks().task(parts)
     with pytest.raises(CallerError, match="the handler of raw is async"):
