@@ -356,7 +356,7 @@ def test_a_commit_is_one_notify_at_most_and_none_for_who_is_alone(
         nodes.add()
         heard_of_each_other(nodes)
         for commits, sent in live(nodes):
-            assert 0 < sent <= commits
+            assert 0 < sent <= commits + 1, "and the greeting of the new node, which may be late"
 
 
 def test_a_close_of_what_a_dead_node_has_is_answered_when_its_lease_is_over(

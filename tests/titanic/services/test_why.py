@@ -182,5 +182,5 @@ def test_the_help_lists_every_kind() -> None:
     ends = {state.name.lower() for state in State if state not in (State.WAITING, State.DELAYED, State.RUNNING)}
     kinds = {*re.findall(r'_why\("([a-z-]+)"', inspect.getsource(module)), "poison", *ends}
     assert len(kinds) > 20
-    listed = re.sub(r"\([^)]*\)", "", (command.help or "").partition("`kind`:")[2].partition(".\n")[0])
+    listed = re.sub(r"\([^)]*\)", "", (command.help or "").partition("`kind` is one of:")[2].partition(".\n")[0])
     assert {one.strip() for one in listed.split(",")} == kinds
