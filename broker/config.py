@@ -85,7 +85,7 @@ class BrokerConfig:
 
     heartbeat_interval: float = setting(
         2.5,
-        "Heartbeat interval. A peer counts as disconnected after four intervals (its own, if longer) of silence.",
+        "Heartbeat interval. A peer counts as disconnected after four silent intervals (its own, if longer).",
         unit="s",
         least=0.01,
         group=TRAFFIC,

@@ -47,7 +47,7 @@ MAX_WATCHED = 1024
 """Processes that are watched, each by a descriptor; the requests of more wait for them."""
 
 EXPIRY_EVERY = 5.0
-"""Seconds between checks for expired users, even if no one is about to expire: somebody may set the clock."""
+"""Seconds between checks for expired users, even if none is about to expire: the clock may be set."""
 
 LOG_EVERY = 60.0
 """Seconds between two lines about workers that returned with requests that are not theirs."""

@@ -39,7 +39,7 @@ SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
 """The buckets in which commits are counted."""
 
 QUICK = 0.002
-"""Maximum average time, in seconds, for which recent commits waited for the disk, for it to count as quick."""
+"""Maximum average time, in seconds, that recent commits waited for the disk while it counts as quick."""
 
 WEIGHT = 0.2
 """Weight of the last commit in that average. After a stall, the writer's thread commits for a while, the longer the

@@ -250,6 +250,14 @@ class Where(Put):
         self.told.set()
 
 
+def where(writer: Writer, write: Where) -> str:
+    """The thread that commits a write."""
+    writer.enqueue(write)
+    assert write.told.wait(30)
+    until(lambda: writer.idle)
+    return write.thread
+
+
 class Clock:
     now = worked = 0.0
     reads = 0
@@ -276,11 +284,7 @@ def test_a_light_write_is_committed_where_it_comes_from_as_long_as_the_disk_is_q
 
     def commit(seconds: float, *, light: bool = True, work: float = 0.0, interpreter: float = 0.0) -> str:
         """Where a commit was made that waited so long for the disk, and computed so long."""
-        write = Where(store, clock, seconds, light=light, work=work, interpreter=interpreter)
-        writer.enqueue(write)
-        assert write.told.wait(30)
-        until(lambda: writer.idle)
-        return write.thread
+        return where(writer, Where(store, clock, seconds, light=light, work=work, interpreter=interpreter))
 
     assert commit(0.0) == "writer", "nobody knows the disk yet"
     quick = [commit(0.001) for _ in range(50)]
@@ -308,14 +312,7 @@ def test_a_disk_is_slow_if_a_transaction_waits_for_it_at_its_beginning_or_end(
     writer.start()
     here = threading.current_thread().name
 
-    def commit() -> str:
-        write = Where(store, clock, 0.0)
-        writer.enqueue(write)
-        assert write.told.wait(30)
-        until(lambda: writer.idle)
-        return write.thread
-
-    assert [commit() for _ in range(50)][-1] == here
+    assert [where(writer, Where(store, clock, 0.0)) for _ in range(50)][-1] == here
     take = getattr(LmdbWriteTransaction, step)
 
     def wait(transaction: LmdbWriteTransaction) -> object:
@@ -323,7 +320,7 @@ def test_a_disk_is_slow_if_a_transaction_waits_for_it_at_its_beginning_or_end(
         return take(transaction)
 
     monkeypatch.setattr(LmdbWriteTransaction, step, wait)
-    assert [commit() for _ in range(50)] == [here] + ["writer"] * 49
+    assert [where(writer, Where(store, clock, 0.0)) for _ in range(50)] == [here] + ["writer"] * 49
     writer.stop()
 
 
@@ -352,21 +349,14 @@ def test_after_a_commit_that_failed_the_writer_s_thread_has_the_next(
             self.thread = threading.current_thread().name
             self.told.set()
 
-    def where(kind: type[Where]) -> str:
-        write = kind(store, clock, 0.0)
-        writer.enqueue(write)
-        assert write.told.wait(30)
-        until(lambda: writer.idle)
-        return write.thread
-
     writer = Writer(store)
     writer.start()
     here = threading.current_thread().name
-    assert [where(Where) for _ in range(50)][-1] == here
+    assert [where(writer, Where(store, clock, 0.0)) for _ in range(50)][-1] == here
     with broken_disk():
-        assert where(Fails) == here, "that could not be known"
-        assert where(Fails) == "writer"
-    again = [where(Where) for _ in range(50)]
+        assert where(writer, Fails(store, clock, 0.0)) == here, "that could not be known"
+        assert where(writer, Fails(store, clock, 0.0)) == "writer"
+    again = [where(writer, Where(store, clock, 0.0)) for _ in range(50)]
     assert (again[:20], again[-1]) == (["writer"] * 20, here)
     writer.stop()
 
