@@ -61,13 +61,20 @@ class Machine:
         self.folder = folder
         self._console = folder.with_suffix(".console")
         self._process: subprocess.Popen[bytes] | None = None
+        # systemd-nspawn puts a machine below the control group that it was started in, and two machines of one group
+        # have the same units: one would remove a group that the other needs.
+        self._groups = [path / folder.parent.name for path in _control_groups()]
 
     def boot(self) -> None:
         """Switch it on, and wait until it has booted."""
         options = ("--register=no", "--keep-unit", "--console=pipe", "--private-network", "--quiet", "--boot")
+        for group in self._groups:
+            group.mkdir(exist_ok=True)
+        join = 'for group; do shift; [ "$group" = -- ] && exec "$@"; echo $$ >"$group/cgroup.procs" || exit; done'
+        groups = [*map(str, self._groups), "--"]
         with self._console.open("ab") as console:
             self._process = subprocess.Popen(
-                ["systemd-nspawn", "--directory", str(self.folder), *options],
+                ["sh", "-c", join, "sh", *groups, "systemd-nspawn", "--directory", str(self.folder), *options],
                 stdin=subprocess.DEVNULL,
                 stdout=console,
                 stderr=console,
@@ -129,6 +136,7 @@ class Machine:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
+        self.until(lambda: all(_is_removed(group) for group in self._groups))
         shutil.rmtree(self.folder)
 
     def leader(self) -> int:
@@ -142,6 +150,27 @@ class Machine:
             return int(children[0]) if children else None
 
         return self.until(found)
+
+
+def _control_groups() -> Iterator[Path]:
+    """The folders of this process's control groups that systemd works with: of version 1, version 2, or both."""
+    kinds = {"name=systemd": Path("/sys/fs/cgroup/systemd"), "": Path("/sys/fs/cgroup")}
+    if kinds["name=systemd"].exists():
+        kinds[""] /= "unified"
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, kind, path = line.split(":", 2)
+        if kind in kinds and kinds[kind].exists():
+            yield kinds[kind] / path.lstrip("/")
+
+
+def _is_removed(group: Path) -> bool:
+    """Remove a control group with those below it, which the kernel permits when their last process has gone."""
+    if group.exists():
+        with suppress(OSError):
+            for below in sorted(group.rglob("*/"), reverse=True):
+                below.rmdir()
+            group.rmdir()
+    return not group.exists()
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from pathlib import Path
 
 import pytest
 from support.machine import WEB, Machine, machine, needs_machine
@@ -47,6 +48,9 @@ def serve_upper(here: Machine) -> None:
 def test_its_life() -> None:
     """All on one machine: to make another one and to install there takes longer than what is tested."""
     with machine(*WEB, *ARCHIVE) as here:
+        # Machines of other tests run at the same time, with units of the same names.
+        groups = Path(f"/proc/{here.leader()}/cgroup").read_text()
+        assert f"/{here.folder.parent.name}/" in groups
         what_install_says(here)
         life(here)
         what_uninstalling_leaves(here)
