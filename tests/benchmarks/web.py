@@ -1,4 +1,4 @@
-"""What a request by HTTP costs: submitted to `titanic web`, beside an empty POST of Starlette, in turns.
+"""What a request over HTTP costs: submitted to `titanic web`, beside an empty POST of Starlette, in turns.
 
     python -m benchmarks.web
     python -m benchmarks.web --seconds 10 --rounds 3 --connections 64

@@ -1,4 +1,4 @@
-"""A gateway before a secured Titanic, users with tokens, and their requests: what each may try by HTTP."""
+"""A gateway before a secured Titanic, users with tokens, and their requests: what each may try over HTTP."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def queue(folder: Path) -> Iterator[tuple[str, Queue]]:
 
 @asynccontextmanager
 async def web(endpoint: str) -> AsyncGenerator[list[httpx.AsyncClient], None]:
-    """Clients of the app, by HTTP: httpx looks at all connections of a client for each request, so few of many are
+    """Clients of the app, over HTTP: httpx looks at all connections of a client for each request, so few of many are
     quicker than many of one."""
     from support.fastapi_shop import shop  # FastAPI takes a while, and each test process imports this module
 

@@ -17,7 +17,7 @@ from titanic.errors import TitanicError
 @json_flag
 @click.argument("figures", nargs=-1, metavar="[FIGURE|GROUP]...")
 @option("--list", "listing", is_flag=True, help="List the benchmarks.")
-@option("--all", "everything", is_flag=True, help="Run all benchmarks; takes some minutes and a few GB on disk.")
+@option("--all", "everything", is_flag=True, help="Run all benchmarks; takes a few minutes, and a few GB on disk.")
 @option(
     "--folder",
     type=click.Path(exists=True, file_okay=False, path_type=Path),

@@ -67,7 +67,7 @@ class SharedLimits:
         for name in sorted(_different(before, self._held)):
             level = logging.WARNING if self._given.get(name) != limits.get(name) else logging.INFO
             facts = quoted(name.decode(errors="replace")), _written(limits.get(name)), _written(before.get(name))
-            log.log(level, "limits of %s: %s instead of %s, as set at another node", *facts, extra=event("limits"))
+            log.log(level, "limits of %s: %s instead of %s, as set on another node", *facts, extra=event("limits"))
         return True
 
     def _agree(self) -> dict[bytes, Limits]:

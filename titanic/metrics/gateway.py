@@ -15,7 +15,7 @@ from titanic.metrics import families
 
 HELD = {
     "event_streams": "Open event streams.",
-    "leases": "Leases of workers by HTTP, and calls that wait for one.",
+    "leases": "Leases of workers over HTTP, and calls that wait for one.",
     "body_bytes": "Memory used by bodies of requests.",
 }
 """What clients hold of a gateway."""

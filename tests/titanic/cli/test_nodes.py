@@ -67,8 +67,8 @@ def test_a_reload_at_one_node_changes_the_limits_of_all(
         client.submit("x", "2")
         with pytest.raises(Refused, match="its limit is 2"):
             client.submit("x", "3")
-        assert "limits of 'x': waiting=2 instead of waiting=1, as set at another node" in caplog.text
-        assert "limits of 'y': none instead of waiting=1, as set at another node" in caplog.text
+        assert "limits of 'x': waiting=2 instead of waiting=1, as set on another node" in caplog.text
+        assert "limits of 'y': none instead of waiting=1, as set on another node" in caplog.text
         b.reload(settings)
         assert b.config.limits == {b"x": after}, "its own have not changed"
 

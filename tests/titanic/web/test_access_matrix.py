@@ -1,4 +1,4 @@
-"""Who may do what by HTTP: all calls of the HTTP API and actions of the console, by every kind of user; one table for
+"""Who may do what over HTTP: all calls of the HTTP API and actions of the console, by every kind of user; one table for
 all. It says what tests/system/test_access_matrix.py says of peers that speak ZeroMQ: the server decides, not the
 gateway.
 """

@@ -1,5 +1,5 @@
-"""Server, gateway and worker are killed while clients submit by HTTP, with keys: whatever was acknowledged is executed
-and fetched, and no client sees anything twice."""
+"""Server, gateway and worker are killed while clients submit over HTTP, with keys: whatever was acknowledged is
+executed and fetched, and no client sees anything twice."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_nothing_is_lost_and_nobody_sees_anything_twice(world: World) -> None:
     assert set(uuids) <= executed, "what was acknowledged was executed"
     assert executed <= set(uuids), "nothing was executed that no client knows: no key stands for two"
     figures.append(
-        f"{len(uuids):,} requests by HTTP, {world.kills:,} kills of server, gateway and worker, "
+        f"{len(uuids):,} requests over HTTP, {world.kills:,} kills of server, gateway and worker, "
         f"{sum(client.unanswered for client in clients):,} calls without an answer"
     )
 

@@ -223,7 +223,7 @@ def _expect_unused(connection: Connection, place: str) -> None:
     deadline = time.monotonic() + _PATIENCE
     while user := _user(connection):
         if time.monotonic() > deadline:
-            advice = "stop the servers first; a killed one counts until its lease lapses, some seconds"
+            advice = "stop the servers first; a killed one counts until its lease lapses, a few seconds"
             raise StoreLocked(f"the store {place} is in use", user, advice, pid=None)
         connection.execute("SELECT pg_sleep(0.05)")
 

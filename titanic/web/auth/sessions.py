@@ -104,7 +104,7 @@ class SessionSecret:
                 lines = "".join(f"{one} {end}\n" for one, end in self.ended.items())
                 _write_file(folder, lines).replace(self._ended_path)
         except OSError as error:
-            text = "sign-out not recorded in %s: %s; the session stays valid at other gateways, and after a restart"
+            text = "sign-out not recorded in %s: %s; the session stays valid on other gateways, and after a restart"
             log.error(text, self._ended_path, error.strerror, extra=logs.event("log-out-not-kept"))
 
 

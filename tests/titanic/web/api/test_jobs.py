@@ -1,4 +1,4 @@
-"""Jobs that retry or close many requests, by HTTP."""
+"""Jobs that retry or close many requests, over HTTP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers by HTTP."""
+"""Workers over HTTP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many requests in one call by HTTP."""
+"""Many requests in one call over HTTP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One request by HTTP: submitted, looked at, its reply, closed, tried again."""
+"""One request over HTTP: submitted, looked at, its reply, closed, tried again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Services by HTTP: their list, and their limits."""
+"""Services over HTTP: their list, and their limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the server refuses a user, by HTTP."""
+"""What the server refuses a user, over HTTP."""
 
 from __future__ import annotations
 
