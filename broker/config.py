@@ -85,7 +85,7 @@ class BrokerConfig:
 
     heartbeat_interval: float = setting(
         2.5,
-        "Heartbeat interval. A peer counts as disconnected after four silent intervals (its own, if longer).",
+        "Heartbeat interval. A peer silent for four of these, or four of its own if longer, counts as disconnected.",
         unit="s",
         least=0.01,
         group=TRAFFIC,

@@ -124,8 +124,8 @@ def disk_trouble(path: str, free: int | None) -> tuple[str, str, str]:
     if free is None:
         fact = "the server still has the deleted file open, and anything stored now would be lost"
         return f"the store in {path} was deleted", fact, "stop the server and restore a backup"
-    fact = f"{free / (1 << 20):.1f} MiB are free on it"
-    return f"the disk of the store in {path} is full", fact, "free disk space: replies and closing need some, too"
+    fact = f"{free / (1 << 20):.1f} MiB is free on it"
+    return f"the disk of the store in {path} is full", fact, "free some disk space: replies and closing need it, too"
 
 
 class StoreFull(StoreError):

@@ -100,9 +100,9 @@ class ServerConfig:
     limits: Mapping[bytes, ServiceLimits] = setting(
         factory=dict,
         help="Limits of a service, as in mail:waiting=1000,rate=10/s. waiting=N unfinished requests, bytes=SIZE of"
-        " their bodies, running=N at once, rate=N/s (or /m, /h) attempts started, evenly spaced; keep=TIME (or never),"
-        " keep_failed=TIME and keep_body=TIME (or never) are defaults for requests without these options. Servers that"
-        " share a store share the first four.",
+        " their bodies, running=N at once, rate=N/s (or /m, /h) attempts started, evenly spaced: these four are totals"
+        " over all servers that share a store. keep=TIME (or never), keep_failed=TIME and keep_body=TIME (or never)"
+        " are defaults for requests without these options.",
         group=TRIED,
         is_live=True,
         option="service_limit",
@@ -167,7 +167,7 @@ class ServerConfig:
     )
     poison_deaths: int = setting(
         3,
-        "A request fails for good after killing this many workers with no other request, whatever --max-attempts is.",
+        "A request fails for good after this many workers died while processing only it, whatever --max-attempts is.",
         least=1,
         most=65535,
         group=TRIED,

@@ -182,7 +182,7 @@ def test_what_is_in_use_is_named(scene: Scene, tmp_path_factory: pytest.TempPath
     with scene.dev() as dev:
         with scene.run(log="log2") as other:
             assert other.ends() == 1
-            line = f"titanic dev already runs in {scene.folder}; its process is {dev.process.pid}; stop that one"
+            line = f"titanic dev is already running in {scene.folder}; its process is {dev.process.pid}; stop that one"
             assert line in other.log.read_text()
         elsewhere = Scene(tmp_path_factory.mktemp("elsewhere"))
         for option, mine, theirs in (("--endpoint", elsewhere, scene), ("--web", scene, elsewhere)):

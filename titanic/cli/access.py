@@ -97,8 +97,8 @@ def check(path: Path, as_json: bool) -> None:
 def test(user: str, action: str, service: str, path: Path, as_json: bool) -> None:
     """Explain whether an access file permits an action.
 
-    Prints the deciding line of the access file. Exits with 0 if USER may do ACTION, else with 1. If nothing permits
-    it, prints the line of the user's table and what to add there. submit, work and call need a SERVICE.
+    Prints the deciding line of the access file. Exits with 0 if USER may perform ACTION, else with 1. If nothing
+    permits it, prints the line of the user's table and what to add there. submit, work and call need a SERVICE.
 
     \b
     Actions:
@@ -177,7 +177,7 @@ def enable(settings: Path, path: Path, as_json: bool) -> None:
 @json_flag
 @_access_option
 def who(action: str, service: str, path: Path, as_json: bool) -> None:
-    """List the users that may do an action, with the deciding lines.
+    """List the users that may perform an action, with the deciding lines.
 
     submit, work and call need a SERVICE. `titanic access test --help` lists the actions.
 
@@ -222,7 +222,7 @@ def _decide(file: AccessFile | Path, user: str, action: str, service: str) -> De
 def diff(old: Path, new: Path, as_json: bool) -> None:
     """Compare what two access files allow.
 
-    Permissions, from the user's table or a role, limits, keys, tokens, certificates, logins and endpoints are compared.
+    Compares permissions (from the user's table or a role), limits, keys, tokens, certificates, logins and endpoints.
 
     --json prints {removed, added}, each [{user, what}].
 

@@ -207,7 +207,7 @@ def _set_marks(verb: str, names: Words, as_json: bool, reach: EndpointReach) -> 
                 text = "paused"
             elif verb == "run":
                 ask_to_run(client, name)
-                text = "its scheduler, if running, submits a request within 30 s"
+                text = "its scheduler, if running, will submit a request within 30 s"
             else:
                 text = "resumed" if resume_schedule(client, name) else "was not paused"
             if not as_json:

@@ -212,7 +212,8 @@ def own_folder() -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             lock.seek(0)
-            what, fact = f"titanic dev already runs in {Path.cwd()}", f"its process is {lock.read() or 'starting'}"
+            pid = lock.read() or "starting"
+            what, fact = f"titanic dev is already running in {Path.cwd()}", f"its process is {pid}"
             raise TitanicError(what, fact, "stop that one, or run this one in another folder") from None
         lock.truncate(0)
         lock.write(str(os.getpid()))

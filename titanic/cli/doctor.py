@@ -176,7 +176,7 @@ class Doctor:
             self._add("store", text, "move it to a disk, or set durability to memory", ok=False)
         elif missing > 0:
             text = f"the disk of {store} lacks {size(missing)} for its capacity of {size(counts['capacity'])}"
-            self._add("store", text, "free disk space, or lower --capacity", ok=False)
+            self._add("store", text, "free some disk space, or lower --capacity", ok=False)
         else:
             text = f"{store} on {kind}: {size(counts['used'])} of {size(counts['capacity'])} used"
             self._add("store", text, ok=True)

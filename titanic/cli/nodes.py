@@ -217,8 +217,8 @@ def limits(service: str, reset: bool | None, as_json: bool, reach: EndpointReach
     over --waiting or --bytes are refused when they are submitted.
 
     A limit set here replaces that of titanic serve --service-limit on all servers that share the store. It survives
-    restarts, and applies until it is reset. Lowering a limit does not stop running requests. SERVICE may have no
-    requests and no workers yet. TITANIC_ variables and files cannot set these options.
+    restarts, and applies until it is reset. Lowering a limit does not stop running requests. SERVICE need not have
+    requests or workers yet. TITANIC_ variables and files cannot set these options.
 
     With access control, setting limits requires admin = true; showing them requires metrics = true. --json prints
     {limits: {waiting, bytes, running, rate}, and if any is set limits_set: {waiting, bytes, running, rate (null: not

@@ -339,10 +339,10 @@ def services(as_json: bool, last: float, reach: EndpointReach) -> None:
     """List the services: waiting and running requests, and activity in the last hour.
 
     Counts and times survive restarts and cover all servers that share a store. WAIT is the time until the first
-    attempt, RUN the duration of an attempt: approximate p50, p90 and p99. RUN NOW shows the p50 of the last minutes and
-    the usual p50. RETRIED counts attempts that failed and were followed by another. RUNNING may exceed WORKERS because
-    some requests are sent ahead; it may exceed a lowered limit because running requests are not stopped. What to do
-    about slow services is below the table.
+    attempt, RUN the duration of an attempt: approximate p50, p90 and p99. RUN NOW shows the p50 of the last few minutes
+    and the usual p50. RETRIED counts attempts that failed and were followed by another. RUNNING may exceed WORKERS
+    because some requests are sent ahead; it may exceed a lowered limit because running requests are not stopped. What
+    to do about slow services is below the table.
 
     --json prints {since, step, incomplete, total, services, other, bytes}: since in microseconds since 1970; step the
     length of a period in seconds; incomplete [[from, until]] of spans for which counts are missing, because a server

@@ -254,8 +254,8 @@ def show(uuid: str, body: bool, as_json: bool, **where: Any) -> None:
     history                  the attempts that failed: {counts: {failed, died,
                              lost}, deaths, attempts: [{delivery, outcome,
                              started_at, ended_at, worker, host, pid, version,
-                             user, error}]}, of these the first and the last
-                             four; absent if none failed. Unknown worker
+                             user, error}]}, of these the first one and the
+                             last four; absent if none failed. Unknown worker
                              fields are empty (all, with a separate broker).
                              `lost` does not count as an attempt: the worker
                              process had other requests, too. `replaced`: the
@@ -311,8 +311,8 @@ def show(uuid: str, body: bool, as_json: bool, **where: Any) -> None:
 def why(uuid: str, as_json: bool, **where: Any) -> None:
     """Explain why a request is in its state, and what to do about it.
 
-    Names and UUIDs of other requests are shown to users who may read them. Without a server (--store), only the store's
-    files are used.
+    UUIDs of other requests, and names of users and of workers that left, are shown only to users who may read them.
+    Without a server (--store), only the store's files are used.
 
     --json prints {uuid, service, state, kind, text, next, and numbers that apply: until, seconds, ahead, workers,
     running, limit, requests}; `until` is in microseconds since 1970. `kind` is one of: no-worker, busy, behind (others
@@ -499,9 +499,9 @@ def retry(
     command reports why, and exits with 4 if all are unknown, else with 1.
 
     With --where, a job in the server counts the requests that match every condition; once you have confirmed, it
-    retries those that still match, at most --rate a second; see `titanic redrive`. `error` is a text of
-    `titanic ls --group-errors`, or an error of that group; `text` a part of the error or key; `body` a part of the
-    body; `since` and `until` are times of submission, as in 2h or 2026-12-01T08:00+01:00; `older-than` as
+    retries those that still match, at most --rate a second; see `titanic redrive`. `error` is a group's text
+    from `titanic ls --group-errors`, or any error in that group; `text` a part of the error or key; `body` a part of
+    the body; `since` and `until` are times of submission, as in 2h or 2026-12-01T08:00+01:00; `older-than` as
     --older-than.
 
     --body replaces the body of one request, which must be your own unless you have `admin`. `titanic show` shows the

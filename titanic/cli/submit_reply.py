@@ -112,7 +112,7 @@ def _traceparent(context: click.Context, option: click.Parameter, trace: str | N
 def _content_type(context: click.Context, option: click.Parameter, kind: str | None) -> str | None:
     if kind is None or CONTENT_TYPE.fullmatch(kind):
         return kind
-    raise click.UsageError(f"--type is {kind!r}; it must be 1 to 127 printable characters of ASCII")
+    raise click.UsageError(f"--type is {kind!r}; it must be 1 to 127 printable ASCII characters")
 
 
 @command()
@@ -170,7 +170,7 @@ def _content_type(context: click.Context, option: click.Parameter, kind: str | N
     "--ttl",
     least=0.001,
     group=CHOICES,
-    help="Expire the request after this time, also between attempts, unless it is running or has ended.",
+    help="Expire the request after this time, even between attempts, unless it is running or has ended.",
 )
 @option(
     "--priority",

@@ -25,7 +25,7 @@ from titanic.protocol.submit_options import MOST_TOGETHER, encode
 from titanic.protocol.tsp import Frames
 from titanic.telemetry import Operation
 from titanic.util import ids
-from titanic.util.text import duration
+from titanic.util.text import counted, duration
 
 Item = TypeVar("Item")
 
@@ -150,7 +150,8 @@ async def look_for(
         await calls.wire.sleep(max(0.0, pause if timeout is None else min(pause, timeout)))
     if silence is not None:
         raise silence
-    raise TimedOut(f"{len(pending)} replies are still pending", f"waited {duration(timeout or 0)}", "ask again later")
+    what = f"no reply yet to {counted(len(pending), 'request')}"
+    raise TimedOut(what, f"waited {duration(timeout or 0)}", "ask again later")
 
 
 async def _look(

@@ -149,7 +149,7 @@ class Client:
 
             key           idempotency key, 1 to 255 bytes: the same key gets the same UUID, and is executed once
             key_for       how long the key counts, default a day
-            ttl           time after which the request expires, also between attempts, unless it is running or has ended
+            ttl           time after which the request expires, even between attempts, unless it is running or has ended
             delay         earliest start, from now
             at            earliest start, a datetime with a time zone; in the past: at once
             priority      0 to 9, default 4; higher ones start first

@@ -31,7 +31,7 @@ POISON = "poison:"
 """How the reason of a request begins that killed its workers."""
 
 
-FIND_CAUSE = "see what the tasks wait for"
+FIND_CAUSE = "see what the tasks are waiting for"
 RAISE_LIMIT = "raise its limit of running requests: titanic limits SERVICE --running N"
 ADD_WORKERS = "add workers, or slots (--jobs)"
 """What to do about a slow service: if its attempts take longer than usual, if the limit is reached, else."""

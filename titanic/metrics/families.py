@@ -57,7 +57,7 @@ def queue(snapshot: ServerSnapshot) -> Iterator[Metric]:
     yield from _totals(snapshot.totals)
     yield from _store(snapshot)
     yield _histogram("titanic_commit_seconds", "Time of a commit: changes, write and sync.", snapshot.commit_seconds)
-    yield _histogram("titanic_commit_changes", "Changes that share a commit.", snapshot.commit_sizes)
+    yield _histogram("titanic_commit_changes", "Changes per commit.", snapshot.commit_sizes)
     yield GaugeMetricFamily("titanic_waiting_clients", "Clients waiting for a reply.", value=snapshot.waiting_clients)
     yield threads(snapshot.lags)
     if snapshot.broker is not None:
@@ -109,12 +109,12 @@ def refusals(counts: Mapping[tuple[str, str], int]) -> Iterator[Metric]:
 
 def workers(count: Mapping[str, int | None]) -> Metric:
     """How many workers each service has; None: unknown."""
-    return labelled("titanic_workers", "Registered workers of a service, as far as known.", "service", count)
+    return labelled("titanic_workers", "Registered workers of a service, if known.", "service", count)
 
 
 def ready(is_so: bool) -> Metric:
     """Whether clients are served."""
-    text = "1 while clients are served, as /readyz reports; 0 also while a separate broker does not answer."
+    text = "1 while clients are served, as /readyz reports; also 0 while a separate broker does not answer."
     return GaugeMetricFamily("titanic_ready", text, value=is_so)
 
 
@@ -211,7 +211,8 @@ def _store(snapshot: ServerSnapshot) -> Iterable[Metric]:
 
 
 def _node(node: NodeSnapshot) -> Iterable[Metric]:
-    yield InfoMetricFamily("titanic_node", "This server among those that share its store.", value={"name": node.name})
+    text = "Name of this server among those that share its store."
+    yield InfoMetricFamily("titanic_node", text, value={"name": node.name})
     gauges = {
         "titanic_nodes": ("Live servers that share the store.", node.nodes),
         "titanic_nodes_draining": ("Live servers that are draining.", node.draining),

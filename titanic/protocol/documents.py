@@ -75,7 +75,7 @@ class AttemptHistory(TypedDict):
 
     counts: Annotated[dict[str, Count], "How many there were, by outcome."]
     deaths: Annotated[int, "Those since the last retry at which a worker died."]
-    attempts: Annotated[list[FailedAttempt], "The first and the last four."]
+    attempts: Annotated[list[FailedAttempt], "The first one and the last four."]
     replaced: NotRequired[Annotated[list[ReplacedBody], "The first and the last."]]
 
 

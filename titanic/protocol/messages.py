@@ -39,7 +39,7 @@ MOST_BYTES = 1 << 20
 _A_KEY = f"a string of 1 to {MAX_KEY} bytes"
 _KEYS = f"strings of 1 to {MAX_KEY} bytes"
 _TRACE = "a traceparent, as in 00-<32 hex digits>-<16 hex digits>-01"
-_TYPE = "a content type: 1 to 127 printable characters of ASCII"
+_TYPE = "a content type: 1 to 127 printable ASCII characters"
 _DIGEST = "1 to 128 hexadecimal digits"
 _ADDRESS = "an IP address"
 

@@ -24,6 +24,7 @@ from titanic.store.request import ClosedRequest, StoredRequest
 from titanic.store.rules import LATEST
 from titanic.store.service_settings import ServiceSettings
 from titanic.store.states import State
+from titanic.util.text import counted
 
 Progress = Callable[[str, int, int], None]
 """Called with the name of the step, the amount done, and the total."""
@@ -200,7 +201,7 @@ def move(source: Export, target: Import, progress: Progress) -> StoreSummary:
     if missing:
         raise StoreCorrupt(f"the store {source.place} is damaged", f"{missing} closed requests are missing", "check it")
     found = target.problems(progress)
-    fact = f"{len(found)} problems, the first: {found[0]}" if found else ""
+    fact = f"{counted(len(found), 'problem')}, the first: {found[0]}" if found else ""
     if not found:
         with target.read() as copy:
             there = _go_through(copy, progress, "comparing")

@@ -137,7 +137,7 @@ class Tasks:
             on_limit      kill (default): `titanic worker` cancels it, and kills its process if it continues; cancel:
                           only cancels it; leave: an attempt may exceed its limit, its late reply counts, and the next
                           attempt begins only when it has ended or its worker is lost
-            ttl           time after which it expires, also between attempts, unless it is running or has ended
+            ttl           time after which it expires, even between attempts, unless it is running or has ended
             delay         earliest start, from the submission
             priority      0 to 9, default 4; higher ones start first
             retry_first   back-off after the first failure, doubles with each failure; default the server's

@@ -33,6 +33,7 @@ from titanic.settings import ServerConfig
 from titanic.store import Description, Pending, ReadyRow, Retention, Status, WriteTransaction, priority_in
 from titanic.store.memory import MemoryStore
 from titanic.util import ids
+from titanic.util.text import counted
 
 Body = bytes | str
 BEGUN = 1000
@@ -297,7 +298,7 @@ class MemoryQueue:
             pending = still
             if pending and not self._leap(until):
                 row = self._row(pending[0])
-                raise TimedOut(f"{len(pending)} replies are still pending", "", self._advice(row))
+                raise TimedOut(f"no reply yet to {counted(len(pending), 'request')}", "", self._advice(row))
 
     def change(
         self,

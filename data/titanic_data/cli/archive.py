@@ -60,9 +60,9 @@ def archive(
     """Copy requests closed since the last run from the ring of a store to an archive, which is created if needed.
 
     The ring holds the closed requests. After the first run it keeps them until they are archived: run this often, or
-    detach the archive with `titanic-data unregister`. Until then a second archive is refused. The command can be killed
-    and rerun at any time: nothing is lost or archived twice. If the server is running, the command reports progress to
-    it at --endpoint.
+    detach the archive with `titanic-data unregister`. A second archive is refused until the first is detached.
+    The command can be killed and rerun at any time: nothing is lost or archived twice. If the server is running, the
+    command reports progress to it at --endpoint.
 
     On one machine, pyarrow is faster than Spark and needs no Java.
 

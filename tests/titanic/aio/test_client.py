@@ -90,7 +90,7 @@ async def test_many(server: Server, echo: Worker) -> None:
             async for uuid, outcome in client.replies([*uuids, UNKNOWN, absent], 5):
                 found[uuid] = outcome
 
-        with pytest.raises(TimedOut, match="1 replies are still pending"):
+        with pytest.raises(TimedOut, match="no reply yet to 1 request"):
             await collect()
         assert isinstance(found.pop(UNKNOWN), UnknownRequest)
         assert found == {uuid: [b"%d" % number] for number, uuid in enumerate(uuids)}

@@ -85,7 +85,7 @@ def test_what_an_interrupted_backup_left_is_no_obstacle(store, tmp_path):
 def test_a_backup_of_a_damaged_store_is_not_made(store, tmp_path):
     with store.write() as txn:
         txn.raw.put(b"nobody", b"", db=txn.db.replies)
-    with pytest.raises(StoreCorrupt, match=r"1 problems, the first: replies .* wrong length; repair it first"):
+    with pytest.raises(StoreCorrupt, match=r"1 problem, the first: replies .* wrong length; repair it first"):
         backup(store, tmp_path / "copy")
     assert names(tmp_path) == ["store"]
     with store.write() as txn:

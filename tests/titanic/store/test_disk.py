@@ -30,7 +30,7 @@ SIZE = 8 << 20
 CAPACITY = 64 << 20
 BODY = bytes(20_000)
 FULL = "No space left on device"
-FREE_SOME = "free disk space: replies and closing need some, too"
+FREE_SOME = "free some disk space: replies and closing need it, too"
 
 pytestmark = pytest.mark.torture(short=True)
 
@@ -78,7 +78,7 @@ def test_a_disk_that_fills_up_is_named_and_loses_nothing(disk):
         assert len(uuids) > 100
         expect(store, uuids)
         for _ in range(5):
-            with pytest.raises(StoreFull, match=r"is full; 1\.3 MiB are .*, \d+ are kept back .* or free disk"):
+            with pytest.raises(StoreFull, match=r"is full; 1\.3 MiB is .*, \d+ are kept back .* or free some disk"):
                 accept(store, 30)
         disk.make_room(1 << 20)
         uuids += accept(store)
@@ -105,7 +105,7 @@ def test_a_server_says_so_and_goes_on_when_there_is_room(disk):
             except Refused as refusal:
                 said = str(refusal)
         full = f"not stored: the disk of the store in {server.store.path} is full; "
-        assert re.match(re.escape(full) + r"0\.[1-9] MiB are free on it, \d+ of \d+ bytes are used, ", said)
+        assert re.match(re.escape(full) + r"0\.[1-9] MiB is free on it, \d+ of \d+ bytes are used, ", said)
         assert len(uuids) > 20
         assert client.stats()["store"]["requests"] == len(uuids)
         disk.make_room()
@@ -220,7 +220,7 @@ def test_a_full_disk_is_named_wherever_somebody_looks(disk, tmp_path):
         base = server.says(r"metrics at (\S+)/metrics")[1]
         assert ask(f"{base}/readyz") == (200, "ok\n")
         disk.fill()
-        full = f"the disk of the store in {disk.path / 'store'} is full; 0.0 MiB are free on it"
+        full = f"the disk of the store in {disk.path / 'store'} is full; 0.0 MiB is free on it"
         assert ask(f"{base}/readyz") == (503, f"{full.partition('; ')[0]}; {FREE_SOME}\n")
         assert ask(f"{base}/healthz") == (200, "ok\n")
         found = samples(base)

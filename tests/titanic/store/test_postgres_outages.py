@@ -435,7 +435,7 @@ def test_a_disk_that_is_full_at_the_start_is_no_question_of_permission(empty):
         CREATE EVENT TRIGGER refuse ON ddl_command_start EXECUTE FUNCTION refuse()""",
         database=empty,
     )
-    with pytest.raises(StoreUnwritable, match=r"can't be written; No space left on device; free disk space$"):
+    with pytest.raises(StoreUnwritable, match=r"can't be written; No space left on device; free some disk space$"):
         open_store(server.url(empty))
 
 

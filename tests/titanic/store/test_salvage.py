@@ -230,7 +230,7 @@ def test_without_the_main_tree_it_is_the_transaction_before(damaged):
     path, uuids = damaged
     spoil(path, root(path, 128), "zero")
     saved = salvage(path)
-    assert saved.problems[0][:2] == ("the last transaction", "it can't be read, only the one before it")
+    assert saved.problems[0][:2] == ("the last transaction", "it can't be read, but the one before it can")
     with LmdbStore.open(path, to_repair=True, verified=True) as store:
         repair(store, NOW)
         assert check(store) == []
@@ -293,7 +293,7 @@ def test_a_check_beside_a_server_survives_what_ends_lmdb(damaged):
             check_apart(path)
         done = titanic("check", "--store", path)
     text = str(raised.value)
-    assert text.startswith(f"the store in {path} is damaged; LMDB crashed while it read '")
+    assert text.startswith(f"the store in {path} is damaged; LMDB crashed while reading '")
     assert "SIGABRT" in text
     assert "Assertion" in text
     assert text.endswith("; restore a backup, or save what can be read: titanic check --repair")

@@ -129,7 +129,7 @@ def test_a_service_that_nobody_serves_waits(queue: MemoryQueue) -> None:
     uuid = queue.submit("elsewhere", b"")
     with pytest.raises(TimedOut, match="it is waiting; this app has no task or service elsewhere"):
         queue.wait(uuid)
-    with pytest.raises(TimedOut, match="1 replies are still pending"):
+    with pytest.raises(TimedOut, match="no reply yet to 1 request"):
         list(queue.replies([uuid, note.submit("x").uuid], timeout=1))
     assert queue.reply(uuid) is None
 

@@ -210,7 +210,7 @@ def grave_key(blob_id: int) -> bytes:
 
 
 def blob_id_of(key: bytes | memoryview, database: str = "blobs") -> int:
-    """The blob's id in a key of `blobs` or `graves`. Raises StoreCorrupt when the key has a wrong length."""
+    """The blob's id in a key of `blobs` or `graves`. Raises StoreCorrupt when the key has the wrong length."""
     if len(key) != (BLOB_KEY_SIZE if database == "blobs" else GRAVE_KEY_SIZE):
         raise odd_row(database, key, key)
     blob_id: int = _BLOB_ID.unpack_from(key)[0]

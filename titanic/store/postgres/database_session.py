@@ -251,7 +251,7 @@ def translate(error: psycopg.Error, place: str) -> StoreError:
     """The exception to raise in place of `error`, which a transaction has met before its COMMIT was sent."""
     reason = reason_of(error)
     if is_disk_full(error):
-        return DiskFull(f"the disk of the database {place} is full", reason, f"{KEPT_NOTHING}; free disk space")
+        return DiskFull(f"the disk of the database {place} is full", reason, f"{KEPT_NOTHING}; free some disk space")
     if error.sqlstate in _DAMAGE:
         return StoreCorrupt(f"the database {place} is damaged", reason, "restore it from a backup")
     if error.sqlstate == _READ_ONLY:

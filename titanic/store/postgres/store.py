@@ -117,7 +117,7 @@ def prepare(pool: ConnectionPool) -> bool:
         made = schema.prepare(session.connection, pool.place)
     except psycopg.Error as error:
         what = f"the store in {pool.place} can't be written"
-        todo = "free disk space" if is_disk_full(error) else "grant its user CREATE on the database"
+        todo = "free some disk space" if is_disk_full(error) else "grant its user CREATE on the database"
         raise StoreUnwritable(what, reason_of(error), advice(reason_of(error), todo)) from error
     finally:
         pool.drop(session)  # what it knows of the database may be from before the tables were made
@@ -142,7 +142,7 @@ def set_up(pool: ConnectionPool, settings: PostgresSettings, capacity: int | Non
         return WriterState(IdMaker(newest[0] if newest else None), *row)
     except psycopg.Error as error:
         what = f"the store in {pool.place} can't be opened"
-        todo = "free disk space" if is_disk_full(error) else "check the log of PostgreSQL"
+        todo = "free some disk space" if is_disk_full(error) else "check the log of PostgreSQL"
         raise StoreUnwritable(what, reason_of(error), advice(reason_of(error), todo)) from error
     finally:
         pool.give(session)

@@ -262,7 +262,7 @@ async def _not_retried(client: Client, uuid: str) -> NoReturn:
     row = await _show(client, uuid)
     state = row["state"]
     if lacks_body(row):
-        raise HTTPProblem(410, f"it cannot be retried without a new body: {BODY_GONE}")
+        raise HTTPProblem(410, f"the request cannot be retried without a new body: {BODY_GONE}")
     if state in ("failed", "expired"):
         raise HTTPProblem(403, "you may see this request, but not submit to its service; ask for that permission")
     raise HTTPProblem(409, f"the request is {state}; only failed and expired requests can be retried")

@@ -427,5 +427,5 @@ def hook_status(settings: ServiceSettings, service: str) -> str:
         return f"{what}; {fact}; {advice}"
     if others := sources(settings, service):
         what, fact = f"service '{service}' sends no notifications", f"it receives those of '{others[0]}'"
-        return f"{what}; {fact}, and such a service sends none; have '{others[0]}' notify another service"
+        return f"{what}; {fact}, and no service does both; have '{others[0]}' notify another service"
     return ""

@@ -225,7 +225,7 @@ async def retry(request: Request) -> Response:
     if not done:
         row = await client.show(uuid)  # raises when the visitor may not see it
         if lacks_body(row):
-            raise HTTPProblem(410, f"it cannot be retried: {BODY_GONE}")
+            raise HTTPProblem(410, f"the request cannot be retried: {BODY_GONE}")
         if row["state"] in ("failed", "expired"):
             fact = f"you lack the submit permission for {row['service']}"
             raise HTTPProblem(403, f"the request was not retried: {fact}; ask the administrator")
@@ -295,10 +295,10 @@ async def _look_again(request: Request) -> Look:
     if is_internal(row["service"]):
         raise HTTPProblem(400, f"requests of {row['service']} only record a state; there is nothing to run")
     if not row["body_frames"]:
-        raise HTTPProblem(410, f"it cannot be run again: {BODY_GONE}")
+        raise HTTPProblem(410, f"the request cannot be run again: {BODY_GONE}")
     if not is_whole(found):
         fact = f"its body is {size(row['body_bytes'])}; the limit here is {size(MAX_AGAIN)}"
-        raise HTTPProblem(413, f"it cannot be run again from here: {fact}; download the body and submit it")
+        raise HTTPProblem(413, f"the request cannot be run again from here: {fact}; download the body and submit it")
     return found
 
 

@@ -66,7 +66,8 @@ async def run(request: Request) -> Response:
     if name := form.get("name", ""):
         check_name(name)
         await call_sync(visitor_of(request).client, ask_to_run, name)
-        return app_state(request).to(request, "/schedules", f"The scheduler of {name} submits a request within 30 s.")
+        text = f"The scheduler of {name} will submit a request within 30 s."
+        return app_state(request).to(request, "/schedules", text)
     uuid = form.get("uuid", "")
     found = await visitor_of(request).client.look(uuid, MAX_AGAIN)
     row = found.info

@@ -312,7 +312,8 @@ def test_a_request_without_its_body_is_not_retried(
     assert (shown["state"], shown["options"], "keep_body" in shown) == ("failed", {"keep_body": 0.001}, False)
     fault = "its body was deleted because of keep_body"
     answer = http.post(f"/v1/requests/{uuid}:retry")
-    assert (answer.status_code, answer.json()["detail"]) == (410, f"it cannot be retried without a new body: {fault}")
+    detail = f"the request cannot be retried without a new body: {fault}"
+    assert (answer.status_code, answer.json()["detail"]) == (410, detail)
     assert http.get(f"/v1/requests/{uuid}/body").status_code == 410
     said = here("retry", uuid, "--endpoint", server.endpoints[0])
     assert (said.code, said.err) == (1, f"titanic: {uuid} cannot be requeued without a new body (--body): {fault}\n")

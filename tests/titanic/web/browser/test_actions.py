@@ -57,7 +57,7 @@ def test_a_registered_schedule_is_run_now(window: Window, client: Client) -> Non
     page = window.page("/schedules")
     window.check(page)
     page.get_by_role("button", name="Run now").click()
-    expect(page.get_by_role("status").filter(has_text="submits a request within 30 s")).to_be_visible()
+    expect(page.get_by_role("status").filter(has_text="will submit a request within 30 s")).to_be_visible()
     window.check(page)
     Scheduler(client, [daily]).once()
     page.reload()

@@ -98,7 +98,7 @@ def test_a_service_that_became_slow_needs_attention(http: httpx.Client, server: 
     server.writer.facts.attempts(ends * 100, now_us)
     where = "--endpoint", server.endpoints[0], "--timeout", "30"
     page = Page(http.get("/").text)
-    assert "Running longer than usual: mail (1.4 s, usually 14 ms). See what the tasks wait for." in page.text
+    assert "Running longer than usual: mail (1.4 s, usually 14 ms). See what the tasks are waiting for." in page.text
     found = here("doctor", "--json", *where)
     (text,) = [one["text"] for one in found.json["checks"] if one["check"] == "run times"]
     assert text == "longer than usual: mail (1.4 s, usually 14 ms)"
@@ -108,11 +108,11 @@ def test_a_service_that_became_slow_needs_attention(http: httpx.Client, server: 
         ("echo", "14 ms, usually 14 ms"),
         ("mail", "1.4 s, usually 14 ms"),
     ]
-    assert services.endswith("\nmail: runs longer than usual; see what the tasks wait for\n")
+    assert services.endswith("\nmail: runs longer than usual; see what the tasks are waiting for\n")
     with Worker("mail", lambda frames: frames, server.endpoints[0]), Worker("echo", list, server.endpoints[0]):
         listed = [("mail", "1.4 s, 1.9 s (usually 14 ms)"), ("echo", "14 ms, 19 ms (usually 14 ms)")]
         until(lambda: [(row[0], row[5]) for row in Page(http.get("/services?sort=-run").text).rows] == listed)
-        assert "1.4 s, usually 14 ms. See what the tasks wait for." in Page(http.get("/services/mail").text).text
+        assert "1.4 s, usually 14 ms. See what the tasks are waiting for." in Page(http.get("/services/mail").text).text
         assert "Running longer" not in Page(http.get("/services/echo").text).text
 
 
@@ -124,7 +124,7 @@ def sampled(**stats: Any) -> StatsSample:
 @pytest.mark.parametrize(
     ("stats", "text"),
     [
-        ({"disk_full": True, "disk_free": 3 << 19}, "The disk of the store in /s is full. 1.5 MiB are free on it. New"),
+        ({"disk_full": True, "disk_free": 3 << 19}, "The disk of the store in /s is full. 1.5 MiB is free on it. New"),
         ({"disk_full": True, "disk_free": None}, "The store in /s was deleted. The server still has the deleted file"),
         ({"accepting": False}, "The store is full"),
         ({"refuses_for_room": True}, "The store is full"),

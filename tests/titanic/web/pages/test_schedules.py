@@ -91,7 +91,7 @@ def test_the_scheduler_of_a_schedule_without_requests_runs_it(http: httpx.Client
     Scheduler(client, [daily]).once()
     form = page_of(http, "/schedules").form("/actions/schedules/run")
     answer = http.post("/actions/schedules/run", data=form, follow_redirects=True)
-    assert "The scheduler of daily submits a request within 30 s." in answer.text
+    assert "The scheduler of daily will submit a request within 30 s." in answer.text
     Scheduler(client, [daily]).once()
     (row,) = client.list(service="mail")[0]
     assert client.look(row["uuid"]).body == [b"all", b"\xff"]

@@ -38,6 +38,7 @@ from titanic.store.lmdb.store import LmdbStore
 from titanic.store.lmdb.tools.check import check, check_in_use
 from titanic.store.lmdb.tools.findings import Finding
 from titanic.store.moving import Progress
+from titanic.util.text import counted
 
 _EVERY = 0.1
 LATER = "try again when the load is lower, or raise the capacity"
@@ -136,7 +137,7 @@ def _expect_sound(store: LmdbStore, progress: Progress | None) -> None:
     except StoreError as error:
         raise StoreCorrupt(f"the store in {store.path} is damaged", str(error), "restore another backup") from error
     if problems:
-        fact = f"{len(problems)} problems, the first: {problems[0].where}: {problems[0].what}"
+        fact = f"{counted(len(problems), 'problem')}, the first: {problems[0].where}: {problems[0].what}"
         raise StoreCorrupt(f"the store in {store.path} is damaged", fact, "repair it first")
 
 
@@ -186,7 +187,7 @@ def read_apart(
         path,
         *arguments,
     ]
-    where, last = "while it was opened", ""
+    where, last = "while opening the store", ""
     pipe = subprocess.PIPE
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, errors="replace"
@@ -196,7 +197,7 @@ def read_apart(
         try:
             for last in process.stdout:
                 if (found := re.fullmatch(r"(\w+) (\d+) (\d+)\n", last)) is not None:
-                    where = f"while it read '{found[1]}'"
+                    where = f"while reading '{found[1]}'"
                     if progress is not None:
                         progress(found[1], int(found[2]), int(found[3]))
             said = (process.stderr.read().splitlines() or [""])[-1]

@@ -299,7 +299,7 @@ def _key(walk: Walk, key: bytes, row: bytes) -> None:
 def _timers(walk: Walk) -> None:
     for key, value in walk.rows("timers", 0, or_more=True):
         if len(key) <= 1 + schema.TIME_SIZE:
-            what = "the key has a wrong length"
+            what = "the key has the wrong length"
         elif len(value):
             walk.report("timers", key, "the row has a value", Remedy(Verb.PUT, "timers", key))
             continue
@@ -520,7 +520,8 @@ def _end_of_ring(walk: Walk, first: int, sound: int, spoiled: dict[int, str]) ->
         walk.report("meta", None, f"'archive' {fault}", remedy, across=True)
     elif upto > last:
         remedy = Remedy(Verb.PUT, "meta", ARCHIVE_KEY, ARCHIVE.pack(registered, last))
-        walk.report("meta", None, f"the archive has {upto}, the last is {last}", remedy, across=True)
+        what = f"the archive is at {upto}, but the last closed request is {last}"
+        walk.report("meta", None, what, remedy, across=True)
 
 
 def _put_sequence(walk: Walk, what: str, right: int) -> None:

@@ -165,7 +165,7 @@ class Walk:
             if len(row[0]) == size or (or_more and len(row[0]) > size):
                 yield row
             elif not self.light:
-                self.report(name, row[0], "the key has a wrong length", Remedy(Verb.SET_ASIDE, name, row[0]))
+                self.report(name, row[0], "the key has the wrong length", Remedy(Verb.SET_ASIDE, name, row[0]))
 
     def _pairs(self, cursor: lmdb.Cursor[Any], values: bool = True) -> Iterator[Row]:
         """The rows from a cursor's place on, copied."""

@@ -321,7 +321,7 @@ def _portions(rows: Iterable[tuple[bytes, bytes]]) -> Iterator[list[tuple[bytes,
 def _problems(pages: Pages) -> list[Finding]:
     found = []
     if pages.is_older:
-        found.append(("the last transaction", "it can't be read, only the one before it"))
+        found.append(("the last transaction", "it can't be read, but the one before it can"))
     for hole in pages.holes:
         what = "its root can't be found" if hole.page == _ROOT else f"page {hole.page} can't be read"
         found.append((hole.tree, what))
