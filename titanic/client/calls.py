@@ -276,9 +276,10 @@ class Calls:
                 await self.wire.sleep(PAUSE)  # until it is noticed to be gone; then the broker keeps what is asked
             timeout, retries = self._tries(until - time.monotonic())
 
-    async def ask_once(self, service: bytes, *body: Body, seconds: float) -> Frames | None:
-        """Ask a service that may take so many seconds for its answer; None when there is no answer."""
-        timeout = self.timeout + seconds
+    async def ask_once(self, service: bytes, *body: Body, seconds: float, spare: float | None = None) -> Frames | None:
+        """Ask a service that may take so many seconds for its answer, and `spare` more, instead of the usual time; None
+        when there is no answer."""
+        timeout = (self.timeout if spare is None else spare) + seconds
         try:
             body = (*body, *await self._stated(service, self.timeout))
             return await self.wire.call(service, body, timeout, 0)

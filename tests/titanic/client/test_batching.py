@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from support.lossy import losing
-from support.serving import serving
+from support.serving import QUICK, serving
+from support.waiting import PATIENCE, until
 
 from broker import BrokerConfig, Worker
 from titanic import Client, InvalidRequest, RequestFailed, Server, TimedOut, UnknownRequest
@@ -169,6 +171,19 @@ def test_the_time_that_one_takes_with_a_reply_is_part_of_the_pause(
     with pytest.raises(KeyboardInterrupt):
         next(replies)
     assert pauses == [pause]
+
+
+def test_the_last_reply_is_not_seen_later_than_it_comes(
+    server: Server, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batching, "POLL_FIRST", 3600.0)
+    monkeypatch.setattr(batching, "POLL_MOST", 3600.0)
+    uuids = client.submit_many("late", ["x", "y"])
+    with Client(server.endpoints[0]) as other, ThreadPoolExecutor(1) as pool:
+        arrived = pool.submit(lambda: list(other.replies(uuids)))
+        until(lambda: client.stats()["waiting_clients"])
+        with Worker("late", lambda frames: frames, server.endpoints[0], config=QUICK):
+            assert arrived.result(PATIENCE) == [(uuid, [body]) for uuid, body in zip(uuids, (b"x", b"y"), strict=True)]
 
 
 def test_replies_that_do_not_come_in_time(client: Client, echo: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
