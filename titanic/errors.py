@@ -54,7 +54,7 @@ class Contradiction(CallerError):
 
 
 class KeyRefused(CallerError):
-    """A server is there, but refuses the connection: because of the key, or because there is none."""
+    """A server refuses the connection because the key is wrong or missing."""
 
 
 class Forbidden(CallerError):
@@ -119,8 +119,8 @@ class RecordCorrupt(StoreError):
 
 
 def disk_trouble(path: str, free: int | None) -> tuple[str, str, str]:
-    """What is wrong while `titanic.stats` reports `disk_full`, the fact, and what to do. `free`: bytes that the disk of
-    the store has left; None: the store was deleted."""
+    """What is wrong while `titanic.stats` reports `disk_full`, the fact, and what to do. `free`: bytes left on the disk
+    of the store; None: the store was deleted."""
     if free is None:
         fact = "the server still has the deleted file open, and anything stored now would be lost"
         return f"the store in {path} was deleted", fact, "stop the server and restore a backup"
@@ -131,10 +131,9 @@ def disk_trouble(path: str, free: int | None) -> tuple[str, str, str]:
 class StoreFull(StoreError):
     """No room for new requests, or for a large reply.
 
-    `used`, `kept` (back for replies and for closing), `capacity` and `needed` (of the whole batch) are bytes. `fitting`
-    says how many of the batch's requests, counted from its start, would have fitted. `disk` is the store's directory
-    when its disk has no room for the capacity, but `free` bytes (None: the store was deleted); then `capacity` is what
-    it has room for.
+    `used`, `kept` (for replies and closing), `capacity` and `needed` (for the whole batch) are bytes. `fitting` says
+    how many of the batch's requests, counted from its start, would have fitted. `disk` is the store's directory if its
+    disk is too full for the capacity: `free` bytes are left (None: the store was deleted), and `capacity` is what fits.
     """
 
     def __init__(
@@ -168,7 +167,7 @@ class StoreFailed(StoreError):
 
 
 class OtherLease(StoreError):
-    """Servers that share the store have a different lease from this one's."""
+    """Other servers that share the store have a different lease."""
 
 
 class OtherLimits(StoreError):
@@ -180,7 +179,7 @@ class StoreAway(StoreFailed):
 
 
 class OutcomeUnknown(StoreFailed):
-    """The connection to the database was lost in a commit: whether the transaction was committed is unknown."""
+    """The connection to the database was lost during a commit: whether the transaction was committed is unknown."""
 
 
 class WriteConflict(StoreFailed):
@@ -198,8 +197,8 @@ class RequestError(TitanicError):
 class RequestFailed(RequestError):
     """The request ended without a reply: it failed for good, expired or was cancelled.
 
-    `state` is `failed`, `expired` or `cancelled`, `detail` what the worker sent with its failure, a command's stderr
-    for example.
+    `state` is `failed`, `expired` or `cancelled`; `detail` is what the worker sent with its failure, such as
+    a command's stderr.
     """
 
     def __init__(self, what: str, *, state: str = "failed", detail: list[bytes] | None = None) -> None:
@@ -213,4 +212,4 @@ class Refused(RequestError):
 
 
 class TimedOut(RequestError):
-    """No answer in the time given."""
+    """No answer within the time given."""

@@ -1,7 +1,7 @@
-"""The settings of the server: each is declared once, with its default, unit, range and what it means.
+"""The settings of the server: each is declared once, with its default, unit, range and meaning.
 
-Times are seconds, sizes bytes. The options of `titanic serve`, deploy/titanic.toml and what SIGHUP reloads are made of
-these declarations.
+Times are in seconds, sizes in bytes. The options of `titanic serve`, deploy/titanic.toml and what SIGHUP reloads come
+from these declarations.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from titanic.store import DURABILITIES, MIN_CAPACITY, Durability, LeaseConfig, R
 from titanic.util.units import MAX_SECONDS
 
 JITTER = 0.1
-"""Each delay before a retry, also the longest, is longer or shorter by up to this share of it: requests that failed
-together are not retried together. A delay that a handler asks for is kept as it is."""
+"""Each delay before a retry, even the longest, varies by up to this share, so that requests that failed together are
+not retried together. A delay that a handler asks for is not changed."""
 
 MAX_LANES = 150
 """ZeroMQ allows 1023 sockets in a process."""
@@ -30,8 +30,8 @@ KEPT, TRIED, TRAFFIC, OPERATION = "Retention", "Attempts", "Broker", "Monitoring
 
 @dataclass(frozen=True, slots=True)
 class ServiceLimits:
-    """Limits of one service; 0: no limit. Those on keeping hold at the server that has them, for requests submitted to
-    it without such an option."""
+    """Limits of one service; 0: no limit. `keep`, `keep_failed` and `keep_body` apply only on the server that has them,
+    to requests submitted to it without such an option."""
 
     waiting: int = 0
     """Requests that have not ended; further ones are refused."""
@@ -46,7 +46,7 @@ class ServiceLimits:
     keep_failed: float = 0.0
     """Seconds that a failed or expired request is kept; 0: the server's time."""
     keep_body: float | str = ""
-    """Seconds that the body of an ended request is kept; `never`: it goes with the success; empty: it stays."""
+    """Seconds that the body of an ended request is kept; `never`: deleted on success; empty: kept with the request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class ServerConfig:
     preallocate: bool = setting(False, "Allocate the whole capacity on disk at startup.", group=KEPT)
     keep_body: float = setting(
         0,
-        "How long to keep the bodies of requests that have ended; without a body no retry is possible. 0: as long as"
+        "How long to keep the bodies of requests that have ended; without a body, no retry is possible. 0: as long as"
         " the requests. A request or its service may override it.",
         unit="s",
         least=0,
@@ -91,12 +91,12 @@ class ServerConfig:
     )
     drop_unarchived: bool = setting(
         False,
-        "When space runs out, drop closed requests that are not archived yet, and count them, instead of refusing new"
-        " requests.",
+        "When space runs out, drop closed requests that are not archived yet, instead of refusing new requests. The"
+        " metric titanic_store_lost_total counts them.",
         group=KEPT,
     )
     retention: Retention = field(default_factory=Retention)
-    """How long requests are kept that are not closed, and closed ones: `OperatorSettings`."""
+    """How long ended and closed requests are kept: see `OperatorSettings`."""
     limits: Mapping[bytes, ServiceLimits] = setting(
         factory=dict,
         help="Limits of a service, as in mail:waiting=1000,rate=10/s. waiting=N unfinished requests, bytes=SIZE of"
@@ -205,7 +205,7 @@ class ServerConfig:
         0.05,
         "Delay before the broker is polled again for a service without workers; doubles up to `presence_most`.",
         unit="s",
-        least=0.001,  # 0 would be to ask without a pause
+        least=0.001,  # 0 would poll without a pause
         most=3600,
     )
     presence_most: float = setting(
@@ -220,8 +220,8 @@ class ServerConfig:
         is_live=True,
     )
     limit_grace: float = 15.0
-    """Seconds beyond the limit of an attempt until the next one begins although the worker still has it. Commands of
-    `titanic work` need 10 s by default."""
+    """Seconds after the limit of an attempt until the next one begins although a worker still has the first. Commands
+    of `titanic work` need 10 s by default."""
     wire: BrokerConfig = field(default_factory=BrokerConfig)
     """The integrated broker's settings."""
     worker: WorkerConfig = field(default_factory=WorkerConfig)
@@ -256,7 +256,7 @@ LIVE = live_settings(ServerConfig) | {"retention"}
 
 @dataclass(frozen=True, slots=True)
 class OperatorSettings:
-    """Settings of `titanic serve` that are no field of `ServerConfig`, or part of one of its fields."""
+    """Settings of `titanic serve` that are not fields of `ServerConfig`, or only parts of one."""
 
     keep_replies: float = setting(
         7 * 86_400.0,
@@ -328,7 +328,7 @@ def contradictions(values: Mapping[str, Any]) -> Iterator[Contradiction]:
 
 
 def access_contradictions(values: Mapping[str, Any]) -> Iterator[Contradiction]:
-    """Those among the settings of access control. A file may have some of these, and the environment the others."""
+    """The contradictions among the settings of access control. Some may be in a file, the others in the environment."""
     access, key, server_key = values["access"], values["key"], values["server_key"]
     if values["broker"] is None:
         if access is not None and values["open"]:

@@ -1,4 +1,4 @@
-"""`titanic access`: whether an access file is right, what it allows, and changes of it that keep its comments."""
+"""`titanic access` checks access files, explains what they allow, and changes them, keeping their comments."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test(user: str, action: str, service: str, path: Path, as_json: bool) -> Non
     Actions:
     ACTION_HELP
 
-    --json prints {allowed, file, line, text, reason}; line is 0 if the user is not in the file.
+    --json prints {allowed, file, line, text, reason}; line is 0 if the file does not have the user.
 
     \b
     Example:
@@ -164,7 +164,7 @@ def enable(settings: Path, path: Path, as_json: bool) -> None:
         tomllib.loads(text)
     except (ValueError, AttributeError, TypeError) as error:
         raise click.ClickException(f"{settings} cannot be changed: {error}; run titanic config check") from error
-    said = "nothing to do, access and key are set"
+    said = "nothing to do: access and key are already set"
     if text != before:
         _replace(settings, text)
         said = "access control takes effect at the next start"
@@ -181,7 +181,7 @@ def who(action: str, service: str, path: Path, as_json: bool) -> None:
 
     submit, work and call need a SERVICE. `titanic access test --help` lists the actions.
 
-    If users expire, the time is in EXPIRES, as written in the file; expired ones are listed, too.
+    If any users expire, EXPIRES shows when, as written in the file; expired users are listed, too.
 
     --json prints [{user, line, text, reason, expires}]; expires is null for never.
 
@@ -240,7 +240,7 @@ def diff(old: Path, new: Path, as_json: bool) -> None:
 
 
 def _rights(file: AccessFile) -> set[tuple[str, str]]:
-    """What each user is allowed and known by: (user, what)."""
+    """What each user is allowed to do and identified by: (user, what)."""
     found = file.access
     rights = set[tuple[str, str]]()
     for name, user in found.users.items():
@@ -265,10 +265,10 @@ def add(user: str, lines: tuple[str, ...], with_token: bool, path: Path, as_json
     """Add a user to an access file, with a new key pair.
 
     Creates USER.key and USER.key_secret beside FILE, and FILE if there is none. Each LINE becomes a line of the user's
-    table: what it may do, its limits, or expires = DATE. Without a LINE it may do nothing. A token is printed on its
+    table: a permission, a limit, or expires = DATE. Without a LINE the user may do nothing. A token is printed on its
     own line and cannot be shown again. Reload the server afterwards.
 
-    --json prints {user, key, secret_file, token}; key is the public one, token null without --token.
+    --json prints {user, key, secret_file, token}; key is the public key; token is null without --token.
 
     \b
     Example:
@@ -302,17 +302,17 @@ def add(user: str, lines: tuple[str, ...], with_token: bool, path: Path, as_json
 
 @command("rotate")
 @click.argument("user")
-@option("--finish", is_flag=True, help="Remove all keys of the user but the newest.")
+@option("--finish", is_flag=True, help="Remove all of the user's keys except the newest.")
 @json_flag
 @_access_option
 def rotate(user: str, finish: bool, path: Path, as_json: bool) -> None:
     """Replace the key of a user, in two steps.
 
-    The first creates a pair, USER-2.key and USER-2.key_secret (then USER-3 …), beside FILE, and adds it to the user's
-    keys: both work. When all clients and workers use the new secret key, --finish removes the others from FILE. Reload
-    the server after each. With several nodes, run it on one, then copy FILE and USER-2.key to the others.
+    The first step creates a key pair, USER-2.key and USER-2.key_secret (then USER-3 …), beside FILE, and adds it to the
+    user's keys: both keys work. When all clients and workers use the new one, --finish removes the others from FILE.
+    Reload the server after each step. With several nodes, run it on one, then copy FILE and USER-2.key to the others.
 
-    --json prints {user, keys, secret_file}; keys are those in FILE, secret_file is that of a new key, else null.
+    --json prints {user, keys, secret_file}; keys are the user's key files in FILE; secret_file is null with --finish.
 
     \b
     Example:
@@ -353,7 +353,7 @@ def rotate(user: str, finish: bool, path: Path, as_json: bool) -> None:
 def revoke(user: str, path: Path, as_json: bool) -> None:
     """Remove a user from an access file.
 
-    The endpoints that are assigned to it are removed, too. When the server reloads the file, it disconnects the user's
+    Endpoints assigned to the user are removed, too. When the server reloads the file, it disconnects the user's
     clients. The user's requests remain.
 
     --json prints {user, endpoints}, what was removed.
@@ -387,7 +387,7 @@ def _with_user(path: Path, user: str) -> tuple[str, dict[str, Any]]:
 _LINE = re.compile(r"(?:[ \t]*(?:#.*)?\n)*(.*\n?)")
 """A line, with the comments above it; or the comments at the end. A long comment must be read only once."""
 _ABOVE = re.compile(r"(\s*#.*\n[ \t]*\n)?.*", re.DOTALL)
-"""Its group: comments that an empty line separates from the table, and which are about more than it."""
+"""Its group: comments that an empty line separates from the table, because they are about more than that."""
 _TABLE = re.compile(r"""[ \t]*\[(\w+)\.("[^"\n]+"|'[^'\n]+'|[\w-]+)""")
 _KEYS = re.compile(r"""^[ \t]*keys\s*=\s*(\[(?:"[^"\n]*"|'[^'\n]*'|#.*|[^"'#\]])*\])""", re.MULTILINE)
 _KEY = re.compile(r"""#.*|("[^"\n]*"|'[^'\n]*')""")
@@ -415,7 +415,7 @@ def _with_keys(body: str, keys: list[str], *, is_added: bool) -> str:
 
 
 def _change(path: Path, parts: list[tuple[tuple[str, ...], str, str]], document: dict[str, Any]) -> None:
-    """Write an access file that says what the document does, and has no fault."""
+    """Write an access file that means what the document does, and is valid."""
     text, said = "".join(head + body for _, head, body in parts), dict[str, Any]()
     with suppress(tomllib.TOMLDecodeError):
         said |= tomllib.loads(text)
@@ -428,8 +428,8 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def _replace(path: Path, text: str, *, is_access: bool = False) -> None:
-    """Replace a file, keeping its owner, permissions and line ends; an access file only if it has no fault."""
-    target = path.resolve()  # servers may read what a link leads to
+    """Replace a file, keeping its owner, permissions and line ends; an access file only if it is valid."""
+    target = path.resolve()  # servers may read the target of a link
     draft, is_crlf = target.with_name(f".{target.name}.new"), target.exists() and b"\r\n" in target.read_bytes()
     try:
         with os.fdopen(os.open(draft, _NEW, 0o640), "wb") as file:

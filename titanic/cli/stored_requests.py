@@ -109,8 +109,9 @@ def ls(
     that differ only in numbers, ids, paths and quoted texts form one group. RETRIED counts attempts that were followed
     by another. --group-errors needs a server, and read = "all".
 
-    --json prints a list of what `titanic show --json` prints; with --group-errors of {service, state, text, example,
-    sample (a UUID), first, last, failed, retried, hours: [[hour, failures]]}, times in microseconds since 1970.
+    --json prints a list of objects like that of `titanic show --json`; with --group-errors, a list of {service, state,
+    text, example, sample (a UUID), first, last, failed, retried, hours: [[hour, failures]]}, with times in
+    microseconds since 1970.
 
     \b
     Example:
@@ -161,15 +162,15 @@ def ls(
         parts = (list(map(_row, page)) for page in pages(source))
         print_long_table(columns, parts, right=("AGE", "ATTEMPTS", "BODY", "REPLY"))
     if after is not None:
-        click.echo(f"({shown} shown, there may be more: --most)", err=True)
+        click.echo(f"({shown} shown; there may be more: raise --most)", err=True)
 
 
 def _groups(source: Client | Files, service: str | None, since: float) -> list[FailureGroupInfo]:
     if isinstance(source, Files):
-        raise click.UsageError("--group-errors asks a server: do not give --offline or --store")
+        raise click.UsageError("--group-errors needs a server; leave out --offline and --store")
     found = source.facts(max(since, 1.0), of=[service] if service else [], failures=True).get("failures")
     if found is None:
-        raise Forbidden('you may not read the errors of others; this requires read = "all"')
+        raise Forbidden('you may not read errors of other users; this requires read = "all"')
     return found
 
 
@@ -203,7 +204,7 @@ def _row(row: RequestInfo) -> tuple[str, ...]:
 
 
 def _state(row: RequestInfo) -> str:
-    """Its state, and of a running one how far it is, if its worker says so."""
+    """Its state and, while it runs, its progress if the worker reports it."""
     if (far := row.get("progress")) is None:
         return "paused" if row.get("paused") else row["state"]
     return f"{row['state']} {100 * far['done'] / far['of']:.0f}%" if far["of"] else f"{row['state']} {far['done']:g}"
@@ -282,7 +283,7 @@ def show(uuid: str, body: bool, as_json: bool, **where: Any) -> None:
             if not as_json:
                 print_body(_indented(frames) if sys.stdout.isatty() else frames)
                 return
-        if row["state"] == "failed":  # what the worker said at the last attempt is the reply
+        if row["state"] == "failed":  # what the worker sent at the last attempt is the reply
             said = source.last_words(uuid) if isinstance(source, Files) else _last_words(source, uuid)
             row["reason"] = as_text([row["reason"].encode(), *said])
         steps = (
@@ -349,7 +350,7 @@ def _indented(frames: Frames) -> Frames:
 
 
 def _lines(row: RequestInfo) -> Iterator[tuple[str, str]]:
-    """What is shown of a request: names and values. What is not set, or has its default, is left out."""
+    """Names and values to show for a request. What is not set, or has its default, is left out."""
     yield "uuid", row["uuid"]
     yield "service", printable(row["service"])
     for name in SUBMITTER_FIELDS:
@@ -408,7 +409,7 @@ def _lines(row: RequestInfo) -> Iterator[tuple[str, str]]:
 
 
 def _history(row: RequestInfo) -> Iterator[tuple[str, str]]:
-    """The attempts that failed, if there were several: of a single one, the rest says it."""
+    """The attempts that failed, if there were several; other lines describe a single one."""
     history = row.get("history")
     for old in history.get("replaced", ()) if history is not None else ():
         text = "not UTF-8, see --json" if old["base64"] else "".join(old["frames"])
@@ -428,7 +429,7 @@ def _history(row: RequestInfo) -> Iterator[tuple[str, str]]:
 
 
 def _steps(tree: FlowTree, indent: str = "") -> Iterator[str]:
-    """The steps of a flow, those of flows within it further to the right."""
+    """The steps of a flow; those of flows within it are indented."""
     for step in tree["steps"]:
         what = f"{indent}{step['at']:<5} {printable(step['service']) or '–'}"
         yield f"{what:<40} {step['state'] or step['closed'] or 'closed':<8} {step['uuid']}"
@@ -439,7 +440,7 @@ def _steps(tree: FlowTree, indent: str = "") -> Iterator[str]:
 
 
 def _last_words(client: Client, uuid: str) -> Frames:
-    """What a worker said when a request failed for good."""
+    """What a worker sent when a request failed for good."""
     try:
         client.reply(uuid)
     except RequestFailed as error:
@@ -448,7 +449,7 @@ def _last_words(client: Client, uuid: str) -> Frames:
 
 
 def _document(row: RequestInfo) -> dict[str, Any]:
-    """A request for programs: without a generated key, and with null for what is not set."""
+    """A request as JSON for programs: without a generated key, and with null for what is not set."""
     absent = ("not_before", "expires_at", "max_attempts", "due", "dispatched_at", "finished_at", "reason", "key")
     document: dict[str, Any] = {**row}
     document |= {name: document[name] or None for name in absent}
@@ -546,7 +547,7 @@ def retry(
 @option("--priority", type=click.IntRange(0, 9), metavar="N", help="0 to 9; 9 is dispatched first.")
 @seconds("--delay", least=0, help="Do not execute the request before this time has passed.")
 @option("--at", metavar="TIME", callback=read_time, help="Do not execute it before this time.")
-@option("--now", is_flag=True, help="Execute it as soon as there is a worker.")
+@option("--now", is_flag=True, help="Execute it as soon as a worker is free.")
 @body_option("Replace the body with this file; - for standard input. Repeatable: one frame per file.")
 @endpoint
 def change(
@@ -558,8 +559,8 @@ def change(
     body: tuple[BinaryIO, ...],
     reach: EndpointReach,
 ) -> None:
-    """Change the priority of a request, its body, or when it may start. A running request, or one that has ended, is
-    not changed.
+    """Change the priority or body of a request, or when it may start. A request that is running or has ended is not
+    changed.
 
     Exits with 4 when the UUID is unknown, with 1 when the request cannot be changed.
 

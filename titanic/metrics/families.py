@@ -22,23 +22,23 @@ from titanic.server.snapshot import NodeSnapshot, ServerSnapshot
 from titanic.version import __version__
 
 REQUESTS = {
-    "accepted": "Requests stored: their clients have a UUID.",
+    "accepted": "Requests accepted: stored, and given a UUID.",
     "repeated": "Submissions that repeated an idempotency key; nothing was stored.",
-    "dispatched": "Attempts started: a request was sent to a worker.",
+    "dispatched": "Attempts started: requests sent to a worker.",
     "succeeded": "Requests that ended with a reply.",
     "failed": "Requests that failed for good.",
     "expired": "Requests that expired.",
     "poisoned": "Requests that failed because too many workers died while processing only them.",
-    "retried": "Attempts that failed and are retried.",
+    "retried": "Failed attempts after which the request is retried.",
     "returned": "Requests returned to the queue because no worker took them.",
     "closed": "Requests closed by clients and administrators.",
     "replies_given": "Replies returned to clients.",
 }
-"""The counters of requests, by the name that they are counted under."""
+"""The counters of requests, by the name under which they are counted."""
 
 _SELF = Path("/proc/self")
 _STARTED = 19
-"""The field of /proc/self/stat behind the name in brackets that has the start, in ticks since the machine booted."""
+"""The field of /proc/self/stat after the name in brackets with the start, in ticks since the machine booted."""
 
 
 def queue(snapshot: ServerSnapshot) -> Iterator[Metric]:
@@ -56,7 +56,7 @@ def queue(snapshot: ServerSnapshot) -> Iterator[Metric]:
     yield from _services(snapshot)
     yield from _totals(snapshot.totals)
     yield from _store(snapshot)
-    yield _histogram("titanic_commit_seconds", "Time of a commit: changes, write and sync.", snapshot.commit_seconds)
+    yield _histogram("titanic_commit_seconds", "Commit duration: changes, write and sync.", snapshot.commit_seconds)
     yield _histogram("titanic_commit_changes", "Changes per commit.", snapshot.commit_sizes)
     yield GaugeMetricFamily("titanic_waiting_clients", "Clients waiting for a reply.", value=snapshot.waiting_clients)
     yield threads(snapshot.lags)
@@ -67,7 +67,7 @@ def queue(snapshot: ServerSnapshot) -> Iterator[Metric]:
 
 
 def about() -> Metric:
-    """Which version runs."""
+    """Which version is running."""
     return InfoMetricFamily("titanic", "The version of Titanic.", value={"version": __version__})
 
 
@@ -80,13 +80,13 @@ def threads(lags: Mapping[str, float]) -> Metric:
 def broker(counters: Mapping[str, int]) -> Iterator[Metric]:
     """The families of a broker."""
     gauges = {
-        "waiting": ("titanic_broker_waiting", "Requests that wait for a worker in the broker's memory."),
-        "waiting_bytes": ("titanic_broker_waiting_bytes", "Memory used by requests that wait in the broker's memory."),
+        "waiting": ("titanic_broker_waiting", "Requests in the broker's memory that wait for a worker."),
+        "waiting_bytes": ("titanic_broker_waiting_bytes", "Memory used by requests that wait in the broker."),
         "workers": ("titanic_broker_workers", "Registered workers."),
         "workers_busy": ("titanic_broker_workers_busy", "Registered workers that have a request."),
         "peers": (
             "titanic_broker_peers",
-            "Connections of clients and workers; a queue in a separate process has many.",
+            "Connections of clients and workers; a queue in a separate process has one for each lane.",
         ),
         "services": ("titanic_broker_services", "Services known to the broker."),
     }
@@ -98,11 +98,11 @@ def broker(counters: Mapping[str, int]) -> Iterator[Metric]:
 
 
 def refusals(counts: Mapping[tuple[str, str], int]) -> Iterator[Metric]:
-    """What users lacked a permission for; nothing until there is something."""
+    """Refusals for lack of a permission; nothing while there are none."""
     if counts:
         text = (
             "Refusals for lack of a permission; `action` is a service of Titanic, or what the broker refused."
-            " The action handshake includes connections that only probed the server."
+            " The action `handshake` includes connections that only probed the server."
         )
         yield counts_by("titanic_refusals", text, ("user", "action"), counts)
 
@@ -120,7 +120,7 @@ def ready(is_so: bool) -> Metric:
 
 def worker_ready(is_so: bool) -> Metric:
     """Whether a worker gets requests."""
-    return GaugeMetricFamily("titanic_worker_ready", "1 while registered, as /readyz reports.", value=is_so)
+    return GaugeMetricFamily("titanic_worker_ready", "1 while it is registered, as /readyz reports.", value=is_so)
 
 
 def _services(snapshot: ServerSnapshot) -> Iterable[Metric]:
@@ -144,7 +144,7 @@ def _services(snapshot: ServerSnapshot) -> Iterable[Metric]:
 
 
 def _totals(services: Mapping[str, ServiceTotals]) -> Iterable[Metric]:
-    """What this process has counted of each service. Add up nodes: each counts only what it did itself."""
+    """What this process has counted for each service. For totals, add up all nodes: each counts only its own work."""
     for at, name in enumerate(COUNTS):
         if name in REQUESTS:
             values = {service: totals.tally[at] for service, totals in services.items()}
@@ -159,8 +159,8 @@ def _totals(services: Mapping[str, ServiceTotals]) -> Iterable[Metric]:
 def durations(
     name: str, text: str, labels: Sequence[str], times: Iterable[tuple[Sequence[str], Sequence[int], float]]
 ) -> Metric:
-    """Histograms of times: of each its labels, what was counted in the buckets of BOUNDS, and the sum. Empty ones are
-    left out."""
+    """Histograms of times. `times`: for each its labels, the counts in the buckets of BOUNDS, and the sum; empty ones
+    are left out."""
     family = HistogramMetricFamily(name, text, labels=labels)
     bounds = [*(f"{bound:g}" for bound in BOUNDS), "+Inf"]
     for key, buckets, seconds in times:
@@ -193,17 +193,17 @@ def _store(snapshot: ServerSnapshot) -> Iterable[Metric]:
     for name, (text, value) in gauges.items():
         yield GaugeMetricFamily(name, text, value=value)
     yield InfoMetricFamily("titanic_store", "Durability of the store.", value={"durability": snapshot.durability})
-    text = "Time until the store is full at the rate of the last hour; +Inf while it does not fill."
+    text = "Time until the store is full at the rate of the last hour; +Inf while it is not filling."
     left = math.inf if snapshot.full_in is None else snapshot.full_in
     yield GaugeMetricFamily("titanic_store_full_in_seconds", text, value=left)
-    text = "Identity of the store; nodes that share it have the same."
+    text = "Identity of the store, the same on all nodes that share it."
     yield InfoMetricFamily("titanic_store_id", text, value={"id": snapshot.store_id})
     text = "Closed requests dropped for lack of space before they were archived."
     yield CounterMetricFamily("titanic_store_lost", text, value=store.lost)
     if (lag := snapshot.archive_lag) is not None:
         text = "Closed requests that the registered archive does not have yet."
         yield GaugeMetricFamily("titanic_archive_lag_requests", text, value=lag.requests)
-        text = "Time since the oldest closed request that is not archived was closed."
+        text = "Time since the oldest request that awaits archiving was closed."
         yield GaugeMetricFamily("titanic_archive_lag_seconds", text, value=lag.seconds)
     if (at := snapshot.backed_up_at) is not None:
         text = "Unix time in seconds when the last complete backup by titanic backup began."
@@ -217,7 +217,7 @@ def _node(node: NodeSnapshot) -> Iterable[Metric]:
         "titanic_nodes": ("Live servers that share the store.", node.nodes),
         "titanic_nodes_draining": ("Live servers that are draining.", node.draining),
         "titanic_node_lease_seconds": (
-            "Time for which this server may dispatch if it does not renew its lease; 0: it may not.",
+            "How long this server may still dispatch without renewing its lease; 0: it may not dispatch.",
             node.lease,
         ),
         "titanic_node_claims": ("Requests that this server has claimed.", node.held),
@@ -270,7 +270,7 @@ class Process(Collector):
         with suppress(OSError):
             fields = (_SELF / "stat").read_bytes().rpartition(b")")[2].split()
             booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
-            # Computed once, so that setting the clock does not appear as a restart.
+            # Computed once, so that setting the clock does not look like a restart.
             self._started = booted + int(fields[_STARTED]) / os.sysconf("SC_CLK_TCK")
 
     def collect(self) -> Iterable[Metric]:

@@ -58,7 +58,7 @@ def test_a_long_list_is_printed_as_it_comes(capsys: pytest.CaptureFixture[str]) 
 def test_all_pages_of_a_list(folder: Path) -> None:
     done = here("ls", "--most", "2500", "--store", folder / "store")
     assert len(done.out.splitlines()) == 2501
-    assert done.err == "(2500 shown, there may be more: --most)\n"
+    assert done.err == "(2500 shown; there may be more: raise --most)\n"
     assert len(here("ls", "--most", "9999", "--json", "--store", folder / "store").json) == 3000
     assert here("ls", "--service", "none", "--json", "--store", folder / "store").json == []
     assert here("ls", "--service", "none", "--store", folder / "store").out.startswith(b"UUID  SERVICE  ")
