@@ -11,14 +11,15 @@ missed = "once"
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from broker import KeyPath, NotToml, TomlFile
 from titanic.errors import InvalidSchedule, TitanicError
-from titanic.protocol.messages import SUBMIT_KINDS
-from titanic.protocol.submit_options import MOST_SECONDS, NEVER
+from titanic.protocol.messages import SUBMIT_KINDS, Submit, read
+from titanic.protocol.submit_options import MOST_SECONDS, NEVER, encode
 from titanic.schedules.schedule import Schedule
 from titanic.util.text import quoted
 from titanic.util.units import read_duration
@@ -102,6 +103,10 @@ def _schedule(name: str, values: Mapping[str, Any], folder: Path) -> Schedule:
     if "body" in values and "body-file" in values:
         raise InvalidSchedule("body and body-file cannot be combined")
     options: Any = {key.replace("-", "_"): values[key] for key in OPTIONS if key in values}
+    try:
+        read(Submit, encode(options).encode())
+    except ValueError as error:
+        raise InvalidSchedule(re.sub(r"\w_\w", lambda found: found[0].replace("_", "-"), str(error))) from None
     return Schedule(
         name,
         values["service"],

@@ -105,6 +105,8 @@ def test_wrong_usage(words: list[str], fault: str, file: Path) -> None:
         ("[a]\nservice = 's'\nevery = 5\nmissed = 'some'", 1, "missed is 'some'; it must be skip, once, all"),
         ("[a]\nservice = 's'\nevery = 5\nbody-file = 'x'", 4, "x; No such file"),
         ("[a]\nservice = 's'\nevery = 5\nbody = 5", 4, "body is 5; it must be a string"),
+        ("[a]\nservice = 's'\nevery = 5\non-limit = 'x'", 1, "[a]: on-limit must be"),
+        ("[a]\nservice = 's'\nevery = 5\nunique-until = 'done'", 1, "unique-until and unique-for need unique"),
         ("['a b']\nservice = 's'\nevery = 5", 1, "name is 'a b'; write up to 100 letters"),
     ],
 )
