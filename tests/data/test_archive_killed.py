@@ -153,11 +153,12 @@ def test_killed_at_random(tmp_path: Path, parquet: str, kills: int, longest: flo
         finish(tmp_path, endpoint, thread)
 
 
+@pytest.mark.torture(short=True)
 def test_a_crash_of_spark_anywhere(spark: SparkSession, tmp_path: Path) -> None:
     store = ring(tmp_path / "store", 240, step_us=1_200_000_000)
 
     engine = SparkEngine(spark)
-    for point in POINTS:
+    for point in torture.part([*POINTS], 4):
         with pytest.raises(Crash):
             run(store, tmp_path / "archive", engine, rows=40, reached=crash_at(point))
     run(store, tmp_path / "archive", engine, rows=40)

@@ -20,16 +20,16 @@ from titanic_data.tables import CLOSED
 PAGE = Path(__file__).parents[2] / "data/README.md"
 
 
-@pytest.mark.parametrize("name", ["a[1]", "b{x,y} #%20", "back\\slash *?"])
-def test_a_path_is_no_pattern(spark: SparkSession, tmp_path: Path, name: str) -> None:
-    store, archive = ring(tmp_path / name / "store", 20), tmp_path / name / "archive"
+def test_a_path_is_no_pattern(spark: SparkSession, tmp_path: Path) -> None:
+    folder = tmp_path / "a[1]{x,y} #%20 back\\slash *?"
+    store, archive = ring(folder / "store", 20), folder / "archive"
     run(store, archive, SparkEngine(spark))
     assert rows(archive) == in_ring(store, 1, 20)
     frame = archive_frame(spark, archive)
     assert frame.columns == CLOSED.schema.names
     assert sorted(row.seq for row in frame.where("date = '2023-11-14'").collect()) == list(range(1, 21))
     assert spark.read.format("titanic").load(str(store)).count() == 20
-    whole = tmp_path / name / "closed.parquet"
+    whole = folder / "closed.parquet"
     pq.write_table(read_files(Archive.open(archive).files()), whole)
     done = titanic_data("report", "bodies", "--parquet", whole, "--json")
     assert len(done.json) > 0

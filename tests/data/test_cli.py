@@ -159,14 +159,6 @@ def test_a_service_level_for_a_service_that_is_not_there() -> None:
 
 
 @pytest.mark.usefixtures("spark")
-@pytest.mark.parametrize("name", ["throughput", "backlog", "failures", "duplicates", "bodies"])
-def test_every_report_has_its_picture(name: str, tmp_path: Path) -> None:
-    picture = tmp_path / "picture.svg"
-    assert titanic_data("report", name, "--parquet", SAMPLE, "--plot", picture).code == 0
-    assert "<svg" in picture.read_text()
-
-
-@pytest.mark.usefixtures("spark")
 def test_there_and_back_again(spark: SparkSession, tmp_path: Path) -> None:
     orders = tmp_path / "orders.csv"
     orders.write_text("order,text\n" + "".join(f"order {n},text {n}\n" for n in range(50)))
@@ -218,6 +210,7 @@ def test_what_was_too_large_is_not_submitted_again(archive: Path, tmp_path: Path
             assert client.stats()["store"]["requests"] == 12
 
 
+@pytest.mark.torture
 @pytest.mark.timeout(LONGEST)
 def test_a_worker(tmp_path: Path) -> None:
     (tmp_path / "shout.py").write_text(

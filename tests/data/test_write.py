@@ -100,30 +100,30 @@ def failing(frame: DataFrame, fail: Callable[[int, int, int], bool]) -> DataFram
 
 @pytest.fixture
 def small_batches(spark: SparkSession) -> Iterator[None]:
-    """Spark hands over 500 rows at a time."""
-    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "500")
+    """Spark hands over 100 rows at a time."""
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "100")
     yield
     spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
 
 
 @pytest.mark.usefixtures("small_batches")
 def test_tasks_that_fail_are_done_again(spark: SparkSession, server: Server, client: Client) -> None:
-    frame = orders(spark, 16_000, 2).withColumn("body", concat(lit("x" * 500), col("body")))
+    frame = orders(spark, 3200, 2).withColumn("body", concat(lit("x" * 500), col("body")))
     endpoint = server.endpoints[0]
 
     def in_the_middle(part: int, attempt: int, batch: int) -> bool:
         if attempt == 2 or batch != 10 + attempt:
             return False
         with Client(endpoint) as client:  # it is one of two tasks that send as much
-            until(lambda: client.stats()["since_start"]["accepted"] > 2000)
+            until(lambda: client.stats()["since_start"]["accepted"] > 400)
         return True
 
     flaky = failing(frame, in_the_middle)
-    write(flaky, server, service="upper", window=100)
+    write(flaky, server, service="upper", window=20)
     done = client.stats()["since_start"]
-    assert stored(client) == done["accepted"] == 16_000
-    assert done["repeated"] > 1000
-    assert len(bodies(server)) == 16_000
+    assert stored(client) == done["accepted"] == 3200
+    assert done["repeated"] > 200
+    assert len(bodies(server)) == 3200
 
 
 def test_a_job_that_fails_for_good_is_run_again(spark: SparkSession, server: Server, client: Client) -> None:
@@ -211,14 +211,14 @@ def test_a_row_that_cannot_be_a_request(
 
 @pytest.mark.usefixtures("small_batches")
 def test_a_bad_row_deep_in_the_data(spark: SparkSession, server: Server, client: Client) -> None:
-    good = orders(spark, 4000, 1)
-    bad = good.withColumn("body", when(col("key") == "order 3210", None).otherwise(col("body")))
-    with pytest.raises(Exception, match="titanic: the row with the key 'order 3210' has no body"):
-        write(bad, server, service="upper")
-    assert 2000 < stored(client) <= 3210
+    good = orders(spark, 800, 1)
+    bad = good.withColumn("body", when(col("key") == "order 642", None).otherwise(col("body")))
+    with pytest.raises(Exception, match="titanic: the row with the key 'order 642' has no body"):
+        write(bad, server, service="upper", window=100)
+    assert 400 < stored(client) <= 642
     write(good, server, service="upper")
-    assert len(bodies(server)) == stored(client) == 4000
-    assert client.stats()["since_start"]["accepted"] == 4000
+    assert len(bodies(server)) == stored(client) == 800
+    assert client.stats()["since_start"]["accepted"] == 800
 
 
 def test_a_row_without_a_service(spark: SparkSession, server: Server) -> None:
