@@ -33,7 +33,7 @@ CONNECT_TIMEOUT = 1.5
 AWAY_TTL = 0.5
 """Seconds for which the result of a poll is cached."""
 
-READS = (tsp.LIST, tsp.STATS, tsp.REPLY)
+READS = (tsp.LIST, tsp.STATS, tsp.REPLY, b"mmi.service")
 """Calls that fail when the server is away. Calls that change something go on: the change may have been made already,
 and a repeat on the same connection makes it only once. Calls that wait for a reply go on, too, without a limit."""
 
