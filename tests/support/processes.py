@@ -27,7 +27,7 @@ PACKAGES = Path(broker.__file__).parents[1]
 PYTHONPATH = os.pathsep.join(map(str, (PACKAGES, ROOT / "data", ROOT / "tests")))
 """For processes of tests, so that they run what the tests run."""
 SUPPORT = Path(__file__).parent
-_SCRIPTS = ("node_process", "server_process", "worker_process", "rfc7_broker")
+_SCRIPTS = ("node_process", "random_worker", "server_process", "worker_process", "rfc7_broker")
 FORKED = [(str(SUPPORT / f"{name}.py"),) for name in _SCRIPTS] + [("-m", "titanic")]
 """What Process starts as a Fork. Not programs that change modules before others import them."""
 _FOR_A_FORK = "PYTHONPATH", "PYTHONDONTWRITEBYTECODE"
