@@ -3,8 +3,8 @@
 A line that goes on, like a server, is left alone once it says that it is ready. It is ended by Ctrl-C: at once, or at
 the end if the line has a `&` behind it.
 
-A plain `titanic …`, which may have `$(cat FILE)` in it, is run in a fork of this process, which has imported what it
-needs; all else by `sh`. It is a fork itself, of the process that warm_start.py is about.
+A plain `titanic …`, which may have `$(cat FILE)` in it and `>FILE` behind it, is run in a fork of this process; all
+else by `sh`. It is a fork itself, of the process that warm_start.py is about, which has imported what is needed.
 
     input     JSON: a list of lines
     output    JSON: for each line [exit code, stdout, stderr]
@@ -26,7 +26,6 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +34,7 @@ from support.processes import PYTHONPATH
 from support.processes import Fork as WarmFork
 from support.waiting import PATIENCE
 from support.warm_start import DIES_WITH_ITS_PARENT, NEW_NETWORK
-
-from titanic import entry
-from titanic.cli.main import COMMANDS
+from support.warm_start import run as run_python
 
 ALONE = ["unshare", *([] if os.geteuid() == 0 else ["--map-root-user"]), "--net", "--pid", "--fork", "--kill-child"]
 
@@ -70,8 +67,7 @@ def _titanic(words: list[str], out: Path, err: Path) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     for number, file in enumerate((null, os.open(out, flags), os.open(err, flags))):
         os.dup2(file, number)
-    sys.argv = words
-    entry.main()
+    run_python(["-m", *words], sys.path)
 
 
 class Fork:
@@ -101,15 +97,16 @@ class Line:
 
     def __init__(self, number: int, text: str) -> None:
         self.files = Path(f"{number}.out"), Path(f"{number}.err")
-        plain = text.removesuffix("&").strip()
-        if re.fullmatch(rf"titanic ([^|&;<>$~*!]|{CAT.pattern})*", plain):
+        plain, _, into = (command := text.removesuffix("&").strip()).partition(" >")
+        if re.fullmatch(rf"titanic ([^|&;<>$~*!']|'[^']*'|{CAT.pattern})*", plain) and re.fullmatch(r"\w*", into):
             for file in self.files:
                 file.touch()
             words = CAT.sub(lambda found: Path(found[1]).read_text().strip(), plain)
-            self._process = Fork(shlex.split(words), *self.files)
+            self._process = Fork(shlex.split(words), Path(into) if into else self.files[0], self.files[1])
         else:
             # A shell that stays would get the signal, too.
-            command = plain if re.search(r"[|&;]", plain) else f"exec {plain}"
+            if not re.search(r"[|&;!]", command):
+                command = f"exec {command}"
             with self.files[0].open("wb") as out, self.files[1].open("wb") as err:
                 self._process = subprocess.Popen(
                     ["sh", "-c", command], stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
@@ -164,13 +161,9 @@ def main() -> None:
     leave()
     bring_up()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # who is run in the background may be made deaf to it
-    texts: list[str] = json.load(sys.stdin)
-    for name, (module, _) in COMMANDS.items():
-        if any(text.startswith(f"titanic {name} ") for text in texts):
-            import_module(f"titanic.cli.{module}")
     lines: list[Line] = []
     with ExitStack() as stack:
-        for number, text in enumerate(texts):
+        for number, text in enumerate(json.load(sys.stdin)):
             line = Line(number, text)
             lines.append(line)
             if text.endswith("&"):

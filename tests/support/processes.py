@@ -30,8 +30,8 @@ SUPPORT = Path(__file__).parent
 _SCRIPTS = ("node_process", "random_worker", "server_process", "worker_process", "rfc7_broker")
 FORKED = [(str(SUPPORT / f"{name}.py"),) for name in _SCRIPTS] + [("-m", "titanic")]
 """What Process starts as a Fork. Not programs that change modules before others import them."""
-_FOR_A_FORK = "PYTHONPATH", "PYTHONDONTWRITEBYTECODE"
-"""A Fork heeds the first; the second is for the processes that it starts."""
+_FOR_A_FORK = "COLUMNS", "PATH", "PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "PYTHONUNBUFFERED", "TMPDIR"
+"""What a Fork heeds, too."""
 _SUBREAPER = 36
 """Of prctl(2): orphans below this process become its children."""
 _libc = ctypes.CDLL(None)

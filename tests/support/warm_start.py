@@ -4,7 +4,7 @@ processes.py).
 A fork gets the arguments, environment, folder, umask and files of a new process, and runs its module, script or text
 (`-c`) from the beginning: only imports are done. Its parent is the test process, which must be a subreaper meanwhile.
 That of a process of `titanic worker` is the pool, which has a process of its own that forks for it; so it is with the
-parts of `titanic dev`.
+parts of `titanic dev` and the processes that `titanic bench` measures.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ MODULES = (
 """What processes import when they run."""
 
 CHILD = "titanic.pool.child"
-PARENTS = {"worker", "dev"}
-"""Commands that start processes of Python, with -P."""
+PARENTS = {"worker", "dev", "bench"}
+"""Commands that start processes of Python."""
 MOST_FILES = 16
 
 
@@ -119,7 +119,7 @@ def _fork_children() -> list[str] | None:
 
         class Popen(subprocess.Popen[bytes]):
             def _execute_child(self, args: list[str], *more: Any) -> None:
-                if args[:2] == [sys.executable, "-P"]:
+                if args[0] == sys.executable:
                     Fork._execute_child(self, args[1:], *more)  # type: ignore[arg-type]
                 else:
                     super()._execute_child(args, *more)  # type: ignore[misc]
@@ -159,8 +159,12 @@ def main() -> None:
     given = os.environ["PYTHONPATH"].split(os.pathsep)  # of this process; that of the fork comes later
     usual = [one for one in sys.path[not sys.flags.safe_path :] if one not in given]
     gc.freeze()
-    arguments = _next_fork(socket.socket(fileno=int(sys.argv[1])))
-    while PARENTS.intersection(arguments[2:5]) and (below := _fork_children()):
+    run(_next_fork(socket.socket(fileno=int(sys.argv[1]))), usual)
+
+
+def run(arguments: list[str], usual: list[str]) -> None:
+    """What Python does with these arguments. `usual`: the end of sys.path."""
+    while PARENTS.intersection(arguments[1:5]) and (below := _fork_children()):
         arguments = below
     is_safe = bool(sys.flags.safe_path) or arguments[0] == "-P"
     first, *rest = arguments[arguments[0] == "-P" :]

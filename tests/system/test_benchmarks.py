@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
+from subprocess import PIPE, CompletedProcess, Popen
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from benchmarks.peers.__main__ import main as peers
 from click.testing import CliRunner
 from support.cli_titanic import CLEAN, running, titanic
 from support.postgres import needs_postgres, shared_server
+from support.processes import Fork
 
 from titanic.store import open_store
 
@@ -26,18 +27,13 @@ needs_libzmq = pytest.mark.skipif(
 )
 
 
-def benchmark(name: str, *arguments: object, **env: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", f"benchmarks.{name}", *map(str, arguments)]
+def benchmark(name: str, *arguments: object, **env: str) -> CompletedProcess[str]:
+    command = ["-m", f"benchmarks.{name}", *map(str, arguments)]
     paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-    return subprocess.run(
-        command,
-        cwd=ROOT,
-        env={**CLEAN, "PYTHONPATH": paths} | env,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    given = {"env": {**CLEAN, "PYTHONPATH": paths} | env, "cwd": ROOT, "text": True, "stdout": PIPE, "stderr": PIPE}
+    with Fork(*command, **given) if name == "peers" else Popen([sys.executable, *command], **given) as process:
+        out, err = process.communicate(timeout=100)
+    return CompletedProcess(command, process.returncode, out, err)
 
 
 def rows_of(path: Path) -> Any:

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -36,15 +37,12 @@ def temporary(tmp_path: Path) -> Path:
 
 
 def mentioning(text: Path) -> list[str]:
-    """Processes with this path in their command line."""
+    """Processes that write what they say to a file below this path."""
     found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue
-        if str(text) in command and int(process.name) != os.getpid():
-            found.append(command)
+    for output in Path("/proc").glob("[0-9]*/fd/1"):
+        with suppress(OSError):
+            if str(path := output.readlink()).startswith(str(text)):
+                found.append(str(path))
     return found
 
 

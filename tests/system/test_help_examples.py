@@ -58,7 +58,7 @@ SHOP = r"printf 'from titanic.tasks import Tasks\napp = Tasks()\n@app.task\ndef 
 QUEUE = [
     *(SERVE, UPPER, "titanic work resize -- tr a-z A-Z &", LINES, "printf 'a picture' >big.png"),
     *("=submit", """test "$(cat small.png)" = 'A PICTURE'""", "=call"),
-    "titanic submit upper hello >uuid && titanic reply $(cat uuid) --wait 20",
+    "titanic submit upper hello >uuid",
     *(
         "=reply",
         "=show",
@@ -76,7 +76,7 @@ QUEUE = [
     ),
     *("titanic submit mail x --delay 1h >uuid", "=change", "titanic close $(cat uuid)"),
     "titanic work mail -- false &",
-    "titanic submit mail x --max-attempts 1 >uuid; ! titanic reply $(cat uuid) --wait 20",
+    *("titanic submit mail x --max-attempts 1 >uuid", "! titanic reply $(cat uuid) --wait 20"),
     *("=ls", "=retry", "=redrive", "=purge"),
 ]
 SCRIPTS = {
@@ -96,8 +96,8 @@ SCRIPTS = {
         *("=check", "=backup", "rm -r /var/lib/titanic/store", "=restore"),
     ],
     "nodes": [
-        f"exec titanic serve --store {DATABASE} --node-name a --lease 5 --bind tcp://127.0.0.1:5556 &",
-        *(f"exec titanic serve --store {DATABASE} --node-name b --lease 5 &", "=nodes", "=drain"),
+        f"titanic serve --store {DATABASE} --node-name a --lease 5 --bind tcp://127.0.0.1:5556 &",
+        *(f"titanic serve --store {DATABASE} --node-name b --lease 5 &", "=nodes", "=drain"),
     ],
     "migrate": ["mkdir -p /var/lib/titanic", "titanic serve --store /var/lib/titanic/store", "=migrate"],
     "config": ["mkdir -p /etc/titanic", "cp TOML /etc/titanic", "=config", "=config check", "=config show"],
