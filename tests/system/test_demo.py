@@ -116,7 +116,7 @@ def test_nothing_to_show(temporary: Path) -> None:
     [
         ("which has no worker", signal.SIGINT),
         pytest.param("the server is dead", signal.SIGTERM, marks=pytest.mark.torture),
-        pytest.param("slowed down", signal.SIGINT, marks=pytest.mark.torture),
+        pytest.param("dies mid-request", signal.SIGINT, marks=pytest.mark.torture),
         ("with a request unfinished", signal.SIGTERM),
     ],
 )
