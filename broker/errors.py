@@ -6,7 +6,7 @@ BrokerError
 ├── EndpointError       an endpoint that cannot be bound or connected
 │   ├── OutOfSockets    not now: the process has reached its limit of open files or sockets
 │   ├── Unprotected     other machines could reach it, and there is no access control
-│   └── KeyRefused      a server is there, and does not take the key, or wants one
+│   └── KeyRefused      a server refuses the key, or requires one
 ├── TimedOut            no answer came, after all retries
 └── RemoteError         the other side answered with an error reply (status, text, detail)
 """
@@ -25,8 +25,7 @@ class UsageError(BrokerError, ValueError):
 
 
 class AccessError(UsageError):
-    """A key, a key file or an access file cannot be used; the text names the file, and the line if it has to do with
-    one."""
+    """A key, a key file or an access file cannot be used; the text names the file, and the line if there is one."""
 
 
 class EndpointError(BrokerError):
@@ -48,7 +47,7 @@ class Means(Enum):
 
 
 class Unprotected(EndpointError):
-    """Other machines could reach what is to listen there, and there is no access control."""
+    """Other machines could reach the endpoint, and there is no access control."""
 
     def __init__(self, endpoint: str, by: Means = Means.USERS) -> None:
         """`by`: what would protect it."""

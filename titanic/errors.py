@@ -86,7 +86,7 @@ class StoreTooNew(StoreError):
 
 
 class StoreTooOld(StoreError):
-    """The store has an earlier format, which only a writer can convert, or one from before the first release."""
+    """The store has an earlier format, which only a writer can convert, or a format from before the first release."""
 
 
 class StoreReadOnly(StoreError):

@@ -232,7 +232,7 @@ def test_schedules_of_a_file(scene: Scene) -> None:
     schedules = scene.folder / "schedules.toml"
     schedules.write_text("nonsense")
     with scene.dev("--schedules", "schedules.toml") as dev, scene.client() as client:
-        dev.says("cron waits for a change of its file")
+        dev.says("cron is waiting for its file to change")
         schedules.write_text('[often]\nservice = "shop.pay"\nevery = 1\nbody = \'{"args": [1]}\'\n')
         until(scene.journal)
         schedules.write_text('[often]\nservice = "shop.pay"\nevery = 1\nbody = \'{"args": [2]}\'\n')

@@ -39,8 +39,8 @@ def audit(
     or drained nodes, and when the server's access file or settings were reloaded; the newest first.
 
     Requests that a user submits, reads, closes or retries as their owner are not listed, nor are log-ins with keys or
-    deliveries to workers. After 60 reads of others' requests in a minute, one row stands for all further ones of that
-    user. An act on several requests has one row, with the UUID of the first; there is no search by UUID.
+    deliveries to workers. After a user's first 60 reads of others' requests in a minute, one row stands for all further
+    reads. An act on several requests has one row, with the UUID of the first; there is no search by UUID.
 
     With access control, requires audit = true. Without access control, users are anonymous, and the only closes listed
     are kills and those in the web console. Who edited a file is unknown: the row names the server's system user.

@@ -172,7 +172,7 @@ class Dev:
         if part is self._cron and not self._stopping and part.stopping:
             part.start(self._environment)
         elif part is self._cron and not self._stopping and code > 0:
-            self._output.line("dev", "cron waits for a change of its file")
+            self._output.line("dev", "cron is waiting for its file to change")
         else:
             if not self._stopping:
                 self._output.line("dev", f"{part.name} has ended with exit code {code}; stopping the others")

@@ -434,11 +434,8 @@ class StorePlace(Folder):
         if source is ParameterSource.COMMANDLINE and has_password(str(value)):
             # An argument has no variable of the environment.
             instead = ", PGPASSWORD or TITANIC_STORE" if isinstance(param, click.Option) else " or PGPASSWORD"
-            self.fail(
-                "the URL has a password, and other users can see the command line; put it in ~/.pgpass" + instead,
-                param,
-                ctx,
-            )
+            fault = "the URL has a password, and other users can see the command line; put the password in ~/.pgpass"
+            self.fail(fault + instead, param, ctx)
         return str(value)
 
 

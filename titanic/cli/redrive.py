@@ -52,7 +52,7 @@ def _rate(context: click.Context, parameter: click.Parameter, text: str | None) 
     try:
         return None if text is None else float(text.removesuffix("/s"))
     except ValueError:
-        raise click.UsageError(f"--rate is {text!r}; it must be requests a second, as in 50/s") from None
+        raise click.UsageError(f"--rate is {text!r}; it must be a number of requests a second, as in 50/s") from None
 
 
 where_options = together(

@@ -99,8 +99,8 @@ def status(as_json: bool, watch: float | None, **where: Any) -> None:
     waiting_clients  number of clients waiting for a reply
     since_start      {accepted, refused, repeated (the key was known),
                      replies_given, closed, commits, ends_missed
-                     (requests of on_end and on_failed for which there
-                     was no room; absent if none)}
+                     (notifications of on_end and on_failed for which
+                     there was no room; absent if none)}
     dispatch         since the start: {dispatched, succeeded, failed (for
                      good), expired, retried, returned (by the broker; not
                      counted as attempts), poisoned (failed as poison)}
@@ -275,8 +275,8 @@ def workers(as_json: bool, reach: EndpointReach) -> None:
     Only the number of workers of each service is known if the broker is a separate process, or if you have neither
     metrics = true nor read = "all". If servers share a store, each lists its own workers.
 
-    To drain a worker, stop its unit, or send SIGTERM to PID at HOST: it takes no more requests, and exits when its
-    running ones have ended.
+    To drain a worker, stop its unit, or send SIGTERM to PID at HOST. The worker takes no more requests, and exits when
+    its running ones have ended.
 
     --json prints {workers (null if unknown), services: {name: number of workers, or their slots; null: one or more},
     omitted (worker processes left out of a list that would be too long), node (the server's name, if servers share
@@ -346,11 +346,11 @@ def services(as_json: bool, last: float, reach: EndpointReach) -> None:
 
     --json prints {since, step, incomplete, total, services, other, bytes}: since in microseconds since 1970; step the
     length of a period in seconds; incomplete [[from, until]] of spans for which counts are missing, because a server
-    was killed; bytes the size of counts and audit in the store. total, each of services, and other (the least active if
-    over 1000; else null) are {accepted, dispatched, succeeded, failed, retried, expired, closed, cancelled (closed
-    before they ended), requeued (sent again by users), wait and run: {p50, p90, p99} in seconds, or null}; services
-    also have {waiting, delayed, running, workers, paused, limits, limits_set (as `titanic limits`, if any is set),
-    usual: {attempts, wait, run} (of the day before; absent if there were none, or the step is an hour)}.
+    was killed; bytes the size of counts and audit in the store. total, each of services, and other (the least active
+    services if there are over 1000; else null) are {accepted, dispatched, succeeded, failed, retried, expired, closed,
+    cancelled (closed before they ended), requeued (sent again by users), wait and run: {p50, p90, p99} in seconds, or
+    null}; services also have {waiting, delayed, running, workers, paused, limits, limits_set (as `titanic limits`, if
+    any is set), usual: {attempts, wait, run} (of the day before; absent if there were none, or the step is an hour)}.
 
     \b
     Example:

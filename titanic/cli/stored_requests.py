@@ -258,10 +258,10 @@ def show(uuid: str, body: bool, as_json: bool, **where: Any) -> None:
                              user, error}]}, of these the first one and the
                              last four; absent if none failed. Unknown worker
                              fields are empty (all, with a separate broker).
-                             `lost` does not count as an attempt: the worker
-                             process had other requests, too. `replaced`: the
-                             first and the last body replaced by a retry:
-                             [{replaced_at, bytes, frames, base64}]
+                             `lost` (the worker died or left with other
+                             requests, too) does not count as an attempt.
+                             `replaced`: the first and the last body replaced
+                             by a retry: [{replaced_at, bytes, frames, base64}]
     flow                     {steps: [{at, uuid, service, state, closed, took,
                              flow}], more: {state: count}} if it is a flow;
                              closed: the last state of a closed step
@@ -328,7 +328,8 @@ def why(uuid: str, as_json: bool, **where: Any) -> None:
     with open_source(**where) as source:
         row = source.show(uuid, why=True)
     if (reason := row.get("why")) is None:
-        raise TitanicError("the server cannot explain it", "it runs an older version", f"try titanic show {uuid}")
+        what = "the server cannot explain the request's state"
+        raise TitanicError(what, "it runs an older version", f"try titanic show {uuid}")
     if as_json:
         print_json({name: row[name] for name in ("uuid", "service", "state")} | reason)
         return

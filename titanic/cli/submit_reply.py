@@ -282,11 +282,11 @@ def submit(
     if lines is None and not from_stdin:
         check_unread(body)
     if lines is not None and wait is not None:
-        raise click.UsageError("--wait takes one request, --lines submits many")
+        raise click.UsageError("--wait takes one request; --lines submits many")
     if lines is not None and chosen["key"] is not None:
-        raise click.UsageError("--key is for one request, --lines submits many")
+        raise click.UsageError("--key is for one request; --lines submits many")
     if lines is not None and chosen["unique"] is not None:
-        raise click.UsageError("--unique is for one request, --lines submits many")
+        raise click.UsageError("--unique is for one request; --lines submits many")
     if (state := chosen["tracestate"]) is not None and not (chosen["trace"] and TRACESTATE.fullmatch(state)):
         raise click.UsageError(f"--tracestate is {state!r}; it needs --trace, and must be entries such as vendor=value")
     options: Any = {name: value for name, value in chosen.items() if value is not None}

@@ -114,13 +114,14 @@ def workers(count: Mapping[str, int | None]) -> Metric:
 
 def ready(is_so: bool) -> Metric:
     """Whether clients are served."""
-    text = "1 while clients are served, as /readyz reports; also 0 while a separate broker does not answer."
+    text = "1 while clients are served, as /readyz reports; 0 otherwise, and while a separate broker does not answer."
     return GaugeMetricFamily("titanic_ready", text, value=is_so)
 
 
 def worker_ready(is_so: bool) -> Metric:
     """Whether a worker gets requests."""
-    return GaugeMetricFamily("titanic_worker_ready", "1 while it is registered, as /readyz reports.", value=is_so)
+    text = "1 while the worker is registered, as /readyz reports."
+    return GaugeMetricFamily("titanic_worker_ready", text, value=is_so)
 
 
 def _services(snapshot: ServerSnapshot) -> Iterable[Metric]:

@@ -47,8 +47,8 @@ class FailedAttempt(TypedDict):
     delivery: Annotated[int, "The number of the delivery to a worker."]
     outcome: Annotated[
         Literal["failed", "died", "lost"],
-        "`died`: its worker died, which had nothing else; `lost`: the worker died or left with other requests, too, "
-        "which was no attempt.",
+        "`died`: its worker died and had no other request; `lost`: the worker died or left with other requests, too, "
+        "which does not count as an attempt.",
     ]
     started_at: MaybeTime
     ended_at: MaybeTime

@@ -55,7 +55,8 @@ MEANINGS: Mapping[Permission, str] = {
     Permission.ARCHIVE: "manage the archive",
     Permission.GATEWAY: "state the IP address that requests come from",
     Permission.AUDIT: "see who acted on what, and refusals",
-    Permission.ADMIN: 'change services, drain; implies submit, read = "all", close, metrics, archive, gateway, audit',
+    Permission.ADMIN: "change services, drain nodes; "
+    'implies submit, read = "all", close, metrics, archive, gateway, audit',
 }
 """What each permission of the access file allows."""
 

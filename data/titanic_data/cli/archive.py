@@ -232,7 +232,7 @@ def restore_range(first: int, last: int, store: Path, archive: Path, as_json: bo
 
 @command("rebuild-manifest")
 @json_flag
-@option("--allow-gap", is_flag=True, help="Record numbers that are in no intact file as a gap, and continue.")
+@option("--allow-gap", is_flag=True, help="If numbers are in no intact file, record them as a gap and continue.")
 @archive_option
 @option(
     "--store",

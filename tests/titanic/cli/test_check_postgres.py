@@ -39,7 +39,7 @@ def test_a_problem(url: str) -> None:
     with psycopg.connect(url) as connection:
         connection.execute("UPDATE titanic.usage SET waiting = 3")
     assert done.code == 1
-    problem = {"where": "usage waiting", "what": "it counts 7, there are 3", "repair": ""}
+    problem = {"where": "usage waiting", "what": "it counts 7, but there are 3", "repair": ""}
     assert done.json == {"requests": 3, "replies": 0, "problems": [problem], "left": 1}
 
 

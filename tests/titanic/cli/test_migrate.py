@@ -82,7 +82,7 @@ def test_a_password_on_the_command_line_is_refused(tmp_path: Path) -> None:
         assert (done.code, done.out) == (2, b"")
         assert done.err == (
             f"titanic: invalid value for '{name}': the URL has a password, and other users can see the command"
-            " line; put it in ~/.pgpass or PGPASSWORD\n"
+            " line; put the password in ~/.pgpass or PGPASSWORD\n"
         )
 
 

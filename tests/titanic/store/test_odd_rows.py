@@ -36,8 +36,11 @@ def sequence(number: int) -> Callable[..., object]:
 
 ODD = {
     "sequence": (put("meta", b"sequence", b"1234"), "'sequence' has 4 bytes"),
-    "load": (put("meta", b"necho", b"1"), "b'echo' (ready, pending, bytes) are 1 bytes, should be (1, 2, "),
-    "load of nobody": (put("meta", b"nnobody", b"1"), "b'nobody' (ready, pending, bytes) are 1 bytes, should be None"),
+    "load": (put("meta", b"necho", b"1"), "b'echo' (ready, pending, bytes) are 1 bytes, but should be (1, 2, "),
+    "load of nobody": (
+        put("meta", b"nnobody", b"1"),
+        "b'nobody' (ready, pending, bytes) are 1 bytes, but should be None",
+    ),
     "capacity": (put("meta", b"capacity", b"12"), "'capacity' has 2 bytes"),
     "capacity beyond all": (put("meta", b"capacity", (1 << 60).to_bytes(8, "little")), f"'capacity' is {1 << 60}"),
     "lost": (put("meta", b"lost", b"123"), "'lost' has 3 bytes"),

@@ -171,7 +171,7 @@ _CHECKS = (
         f"""SELECT CASE coalesce(found.kind, counted.kind) WHEN 's' THEN 'service ' ELSE 'owner ' END
                 || encode(coalesce(found.name, counted.name), 'escape'),
             'it counts ' || coalesce(counted.waiting, 0) || ' requests of ' || coalesce(counted.bytes, 0) || ' bytes, '
-                || coalesce(counted.ready, 0) || ' ready; there are ' || coalesce(found.waiting, 0) || ' of '
+                || coalesce(counted.ready, 0) || ' ready, but there are ' || coalesce(found.waiting, 0) || ' of '
                 || coalesce(found.bytes, 0) || ', ' || coalesce(found.ready, 0) || ' ready'
         FROM ({LOADS}) found FULL JOIN (
             SELECT kind, name, sum(waiting) AS waiting, sum(bytes) AS bytes, sum(ready) AS ready
@@ -183,7 +183,7 @@ _CHECKS = (
     ),
     _Look(
         "usage",
-        f"""SELECT what, 'it counts ' || counted || ', there are ' || found FROM (
+        f"""SELECT what, 'it counts ' || counted || ', but there are ' || found FROM (
             SELECT what, found, CASE what WHEN 'requests' THEN u.requests WHEN 'waiting' THEN u.waiting
                 WHEN 'delayed' THEN u.delayed WHEN 'replies' THEN u.replies ELSE u.used END AS counted
             FROM ({USAGE.format(size=REQUEST_SIZE)}) f, (

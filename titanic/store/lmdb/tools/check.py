@@ -238,7 +238,7 @@ def _later_rows(walk: Walk) -> None:
             continue  # reported with the retries
         due = past.due if past else 0
         if due != due_of(key):
-            walk.report("later", uuid, f"it is due at {due_of(key)}, 'retries' says {due}", delete)
+            walk.report("later", uuid, f"it is due at {due_of(key)}, but 'retries' says {due}", delete)
 
 
 def _expect_prefix(walk: Walk, where: str, uuid: bytes, prefix: bytes, delete: Remedy) -> bool:
@@ -383,7 +383,7 @@ def _meta(walk: Walk) -> None:
             remedy = Remedy(Verb.PUT, "meta", key, LOAD.pack(ready, pending, size))
         else:
             remedy = Remedy(Verb.DELETE, "meta", key)
-        what = f"the counts of {service!r} (ready, pending, bytes) are {counted.get(service)}, should be {right}"
+        what = f"the counts of {service!r} (ready, pending, bytes) are {counted.get(service)}, but should be {right}"
         walk.report("meta", None, what, remedy, across=True)
     _owned_loads(walk)
 
@@ -401,7 +401,7 @@ def _owned_loads(walk: Walk) -> None:
         load = right.get(owner)
         remedy = Remedy(Verb.DELETE, "meta", key) if load is None else Remedy(Verb.PUT, "meta", key, load)
         pending, size = walk.owned.get(owner, (0, 0))
-        what = f"the counts of the owner {owner!r} are wrong, there are {pending} requests, {size} bytes"
+        what = f"the counts of the owner {owner!r} are wrong: they should be {pending} requests, {size} bytes"
         walk.report("meta", None, what, remedy, across=True)
 
 
@@ -511,7 +511,7 @@ def _end_of_ring(walk: Walk, first: int, sound: int, spoiled: dict[int, str]) ->
         _put_sequence(walk, f"'sequence' is {sequence}", last)
     elif sound and (sound > sequence or sequence - least > MOST_MISSING):
         last = least
-        _put_sequence(walk, f"'sequence' is {sequence}, 'closed' goes up to {sound}", last)
+        _put_sequence(walk, f"'sequence' is {sequence}, but 'closed' goes up to {sound}", last)
     if sound or spoiled:
         _stretch(walk, sound, last + 1, spoiled)
     if "bytes" in fault:
