@@ -30,9 +30,8 @@ ARGUMENTS = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--forc
 DESK, PHONE = {"width": 1280, "height": 800}, {"width": 400, "height": 800}
 
 ALL = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]
-COLOURS = ["link-in-text-block"]
-"""Rules of axe-core: all that WCAG AA asks for, and those for which the theme matters; the contrast of texts comes to
-both."""
+"""Rules of axe-core: all that WCAG AA asks for. Those for which the theme matters, of the colours of texts and links,
+come to them in both."""
 
 CHECK = """async ([only, known]) => {
     const chains = new Map([[document, '']]);
@@ -51,8 +50,9 @@ CHECK = """async ([only, known]) => {
             texts.set(chain(one), one);
     }
     const rules = {'color-contrast': {enabled: false}}, resultTypes = ['violations'];
-    const runs = [await axe.run({runOnly: only, rules, resultTypes})];
-    if (texts.size) runs.push(await axe.run([...texts.values()], {runOnly: ['color-contrast'], resultTypes}));
+    const runs = only.length ? [await axe.run({runOnly: only, rules, resultTypes})] : [];
+    const colours = ['color-contrast', 'link-in-text-block'];
+    if (texts.size) runs.push(await axe.run([...texts.values()], {runOnly: colours, resultTypes}));
     const say = ({id, help, nodes}) => [id, help, ...nodes.slice(0, 5).map(n => n.html + n.failureSummary)].join(', ');
     const wide = document.documentElement.scrollWidth - document.documentElement.clientWidth;
     const over = [...document.querySelectorAll(wide > 0 ? 'body *' : 'nothing')]
@@ -60,8 +60,8 @@ CHECK = """async ([only, known]) => {
         .map(one => one.tagName + '.' + one.className + ' ' + one.textContent.trim().slice(0, 40));
     return [runs.flatMap(run => run.violations).map(say), wide, over.slice(0, 5), [...texts.keys()]];
 }"""
-"""What axe-core finds wrong on a page, how much too wide that is and with what, and the texts whose contrast it looked
-at. A text that looks like one before, up to the page around it, is left out: contrast takes most of the time."""
+"""What axe-core finds wrong on a page, how much too wide that is and with what, and the texts whose colours it looked
+at. A text that looks like one before, up to the page around it, is left out: colours take most of the time."""
 
 _texts: set[str] = set()
 """Those that this process has found to be legible."""
@@ -94,7 +94,7 @@ class Window:
         an error."""
         page.wait_for_load_state()  # the address changes before the page is there
         page.evaluate(AXE_SCRIPT)
-        for scheme, size, rules in (("light", DESK, ALL), ("dark", PHONE, COLOURS)):
+        for scheme, size, rules in (("light", DESK, ALL), ("dark", PHONE, [])):
             page.set_viewport_size(size)  # type: ignore[arg-type]
             page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
             faults, wide, over, texts = page.evaluate(CHECK, [rules, list(_texts)])

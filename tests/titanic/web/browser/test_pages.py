@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 from playwright.sync_api import Route, expect
+from support import torture
 from support.browser import PHONE, Chromium, Window, see, see_done
 from support.lived import PICTURE, Lived
 from support.waiting import until
@@ -42,14 +43,16 @@ SCRIPT_FIRST = [pytest.param(True, id="script"), pytest.param(False, id="no-scri
 """What other tests do without JavaScript, too."""
 
 
+@pytest.mark.torture(short=True)
 def test_pages_of_an_empty_queue(window: Window) -> None:
     page = window.page("/")
-    for path in EMPTY:
+    for path in torture.part([*EMPTY], 6):
         page.goto(path)
         status = 404 if "nothing" in path else 0
         window.check(page, status)
 
 
+@pytest.mark.torture(short=True)
 def test_pages_about_requests(window: Window, lived: Lived, client: Client) -> None:
     flow = client.submit("shop.flow", b"")
     client.submit("resize", b"", key=step_key(flow, "0.0"))
@@ -61,21 +64,11 @@ def test_pages_about_requests(window: Window, lived: Lived, client: Client) -> N
     page = window.page(f"/requests/{done}")
     task = client.submit("resize", b'{"args": [1, "' + b"x" * 300 + b'"], "kwargs": {"width": {"a": [1, 2]}}}')
     poison = lived.failed("poison: 3 workers died")
-    for path in (
-        *(done, f"{done}?view=raw", failed, delayed, flow, task, lived.expired()),
-        *(f"{delayed}/close", poison, f"{poison}/retry", f"{poison}/again"),
-    ):
-        page.goto(f"/requests/{path}")
-        window.check(page)
-    for path in (
-        "/requests",
-        "/requests?state=running",
-        "/find?q=OutOfStock",
-        "/services",
-        "/services/echo",
-        "/workers",
-    ):
-        page.goto(path)
+    each = [done, f"{done}?view=raw", failed, delayed, flow, task, lived.expired()]
+    each += [f"{delayed}/close", poison, f"{poison}/retry", f"{poison}/again"]
+    lists = ["requests", "requests?state=running", "find?q=OutOfStock", "services", "services/echo", "workers"]
+    for path in (*(f"requests/{one}" for one in torture.part(each, 5)), *torture.part(lists, 3)):
+        page.goto(f"/{path}")
         window.check(page)
     page.goto("/failures")
     window.check(page)
@@ -176,7 +169,7 @@ def test_actions(window: Window, lived: Lived, client: Client, script: bool) -> 
     assert not paused_schedules(client, ["nightly"])
 
 
-@pytest.mark.parametrize("script", [True, False], ids=["script", "no-script"])
+@pytest.mark.parametrize("script", SCRIPT_FIRST)
 def test_selected_requests_are_closed(window: Window, client: Client, script: bool) -> None:
     client.submit_batch("mail", [b"x"] * 3)
     page = window.page("/requests", script=script)
