@@ -75,11 +75,10 @@ def call(*command: str) -> None:
 def test_its_life(built: Path) -> None:
     """All on one machine: what is purged leaves it as it was."""
     with machine(wheels=False) as here:
-        an_upgrade_waits_for_no_worker(here, *life(here, built))
+        life(here, built)
 
 
-def life(here: Machine, built: Path) -> tuple[str, str]:
-    """Returns two packages."""
+def life(here: Machine, built: Path) -> None:
     new = package(here, built)
     old = old_package(here, new)
 
@@ -196,13 +195,14 @@ def life(here: Machine, built: Path) -> tuple[str, str]:
     here.does("dpkg", "--install", new)
     assert here.shows("titanic", "ActiveState") == "active"
 
+    an_upgrade_waits_for_no_worker(here, new, old)
+
     # Purged, it was never there, however it was enabled.
     here.does("systemctl", "enable", "titanic-broker", "titanic-store")
     here.does("dpkg", "--purge", "titanic-queue")
     left = "/etc/titanic /var/lib/titanic /var/backups/titanic /usr/lib/titanic /usr/bin/titanic"
     assert here.says(f"ls -d {left} 2>/dev/null || echo none") == "none"
     assert here.says("find /etc/systemd /lib/systemd /var/lib/systemd -name '*titanic*'") == ""
-    return old, new
 
 
 @pytest.mark.torture
@@ -264,8 +264,8 @@ def it_takes_turns(here: Machine, built: Path) -> None:
 
 
 def an_upgrade_waits_for_no_worker(here: Machine, old: str, new: str) -> None:
-    """Workers that still have something to do finish it, from files of their version; new ones work beside them."""
-    here.does("dpkg", "--install", old)
+    """Workers that still have something to do finish it, from files of their version; new ones work beside them. The
+    first package is installed."""
     slow, go = here.folder / "usr/local/bin/slow", here.folder / "etc/titanic/go"
     wait = "while [ ! -e /etc/titanic/go ]; do sleep 0.1; done"
     slow.write_text(f"#!/bin/sh\n{wait}; echo done $PPID $TITANIC_DELIVERY\n")
