@@ -102,12 +102,6 @@ def test_answers_are_as_declared(http: httpx.Client, client: Client, path: str, 
     msgspec.convert(row, openapi.Service)
 
 
-def cases(said: str) -> int:
-    found = re.search(r"([0-9,]+) generated", said)
-    assert found
-    return int(found[1].replace(",", ""))
-
-
 @pytest.mark.torture(short=True)
 @pytest.mark.timeout(torture.MOST_SECONDS if torture.LONG else 600)  # on a busy machine it takes minutes
 @pytest.mark.settings(capacity=4 << 30)
@@ -115,12 +109,16 @@ def cases(said: str) -> int:
 def test_schemathesis_finds_nothing(
     web: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With all its checks; 10,000 cases in the long run."""
+    """With all its checks; 10,000 cases in the long run. Otherwise limits of values are tried at some paths only."""
     from support import api_contract  # schemathesis takes a while, and each test process imports this module
 
     monkeypatch.chdir(tmp_path)  # it leaves things where it runs
-    examples = 800 if torture.LONG else 2
-    code = api_contract.run(tmp_path, web, f"--max-examples={examples}", f"--seed={torture.SEED}")
-    said = capsys.readouterr().out
-    assert code == 0, said
-    assert cases(said) >= (10_000 if torture.LONG else 100)
+    some = [f"--include-path={path}" for path in torture.part([*PATHS], 8)]
+    short = [["--max-examples=2", "--phases=fuzzing,stateful"], ["--phases=coverage", *some]]
+    cases = 0
+    for options in [["--max-examples=800"]] if torture.LONG else short:
+        code = api_contract.run(tmp_path, web, f"--seed={torture.SEED}", *options)
+        said = capsys.readouterr().out
+        assert code == 0, said
+        cases += int(re.findall(r"([0-9,]+) generated", said)[0].replace(",", ""))
+    assert cases >= (10_000 if torture.LONG else 100)
