@@ -26,6 +26,8 @@ PACKAGES = Path(broker.__file__).parents[1]
 """Where the packages are that are tested: here, or in the compiled build."""
 PYTHONPATH = os.pathsep.join(map(str, (PACKAGES, ROOT / "data", ROOT / "tests")))
 """For processes of tests, so that they run what the tests run."""
+IN_ITS_FOLDER = {"PYTHONSAFEPATH": ""}
+"""Of a process that imports what is in its folder. `make test-compiled` turns that off: most begin in ROOT."""
 SUPPORT = Path(__file__).parent
 _SCRIPTS = ("node_process", "random_worker", "server_process", "worker_process", "rfc7_broker")
 FORKED = [(str(SUPPORT / f"{name}.py"),) for name in _SCRIPTS] + [("-m", "titanic")]

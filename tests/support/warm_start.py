@@ -166,7 +166,7 @@ def run(arguments: list[str], usual: list[str]) -> None:
     """What Python does with these arguments. `usual`: the end of sys.path."""
     while PARENTS.intersection(arguments[1:5]) and (below := _fork_children()):
         arguments = below
-    is_safe = bool(sys.flags.safe_path) or arguments[0] == "-P"
+    is_safe = bool(os.environ.get("PYTHONSAFEPATH")) or arguments[0] == "-P"
     first, *rest = arguments[arguments[0] == "-P" :]
     open_files()
     folders = [str(Path(one).absolute()) for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]

@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
 import zmq
@@ -24,8 +23,10 @@ from support.zmtp_peer import greeting, message, null
 from broker import Broker, BrokerConfig, BrokerError, Client, Keys, Worker
 from broker.io import connections
 from broker.io.connections import PeerConnection
+from broker.io.listeners import ListeningSocket
 from broker.io.peer_connection import of_largest_share
 from broker.patterns import LazyPirate, Server
+from broker.zmtp import Connection
 
 
 @pytest.fixture
@@ -340,16 +341,10 @@ def test_one_user_s_queues_get_half_of_the_room() -> None:
     assert (queued.total, queued._of_user) == (0, {})
 
 
-class Receiving(NamedTuple):
-    """What matters of a connection."""
-
-    share: str
-    heard_at: float
-
-
 def test_the_user_with_most_of_the_half_received_messages_makes_room() -> None:
-    now = iter(range(100))
-    received: dict[Any, int] = {}
-    for user_name, size in (("a", 5), ("b", 3), ("b", 3), ("a", 1), ("b", 1)):
-        received[Receiving(user_name, next(now))] = size
+    """Before users are known they count by their addresses."""
+    received: dict[PeerConnection, int] = {}
+    with socket.socket() as connected, closing(ListeningSocket("tcp://127.0.0.1:*")) as here:
+        for now, (share, size) in enumerate((("a", 5), ("b", 3), ("b", 3), ("a", 1), ("b", 1))):
+            received[PeerConnection(connected, (share, 1), Connection(), here, now)] = size
     assert of_largest_share(received).heard_at == 1

@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from support.processes import IN_ITS_FOLDER
 
 import titanic
 from titanic import Client, Server, TimedOut
@@ -173,7 +174,7 @@ print(json.dumps(here))
 def test_side_by_side(server: Server, tmp_path: Path) -> None:
     """In a process of its own: Celery changes its logging, for good."""
     (tmp_path / "both.py").write_text(BLOCKS["both"].replace("tcp://127.0.0.1:5555", server.endpoints[0]))
-    env = {**os.environ, "PYTHONPATH": str(Path(titanic.__file__).parent.parent)}
+    env = {**os.environ, **IN_ITS_FOLDER, "PYTHONPATH": str(Path(titanic.__file__).parent.parent)}
     command = [sys.executable, "-c", SIDE_BY_SIDE]
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
@@ -539,7 +540,7 @@ def test_projects_of_its_documentation(server: Server, tmp_path: Path, project: 
     for name, text in project.items():
         (path := tmp_path / name).parent.mkdir(exist_ok=True)
         path.write_text(text.replace("ENDPOINT", repr(server.endpoints[0])))
-    env = {**os.environ, "PYTHONPATH": f"{Path(titanic.__file__).parent.parent}:{tmp_path}"}
+    env = {**os.environ, **IN_ITS_FOLDER, "PYTHONPATH": f"{Path(titanic.__file__).parent.parent}:{tmp_path}"}
     command = [sys.executable, "calls.py"]
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr

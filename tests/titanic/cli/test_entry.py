@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from support.cli_titanic import CLEAN, running, titanic
+from support.processes import IN_ITS_FOLDER
 from support.waiting import PATIENCE
 
 
@@ -98,7 +99,8 @@ def test_an_interrupt_inside_an_exec_is_an_exit_code_too(tmp_path: Path) -> None
         "        sys.exit(130)\n"
     )
     (tmp_path / "run.py").write_text("from titanic.entry import start; start('command', 'command')")
-    done = subprocess.run([sys.executable, "-m", "run"], cwd=tmp_path, timeout=PATIENCE, check=False)
+    command, env = [sys.executable, "-m", "run"], CLEAN | IN_ITS_FOLDER
+    done = subprocess.run(command, cwd=tmp_path, env=env, timeout=PATIENCE, check=False)
     assert done.returncode == 130
 
 
@@ -124,7 +126,8 @@ def test_a_signal_at_the_very_end_changes_no_exit_code(tmp_path: Path, number: i
         "    sys.exit(7)\n"
     )
     script = "from titanic.entry import start; start('command', 'command')"
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, timeout=60, check=False)
+    command, env = [sys.executable, "-c", script], CLEAN | IN_ITS_FOLDER
+    done = subprocess.run(command, cwd=tmp_path, env=env, timeout=60, check=False)
     assert done.returncode == 7
 
 

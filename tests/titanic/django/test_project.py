@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from support.cli_titanic import CLEAN, Running, running
 from support.postgres import shared_server
-from support.processes import Fork
+from support.processes import IN_ITS_FOLDER, Fork
 from support.waiting import PATIENCE
 
 import titanic
@@ -59,7 +59,7 @@ def count() -> int:
     return Invoice.objects.count()
 """
 
-ENV = CLEAN | {"PYTHONPATH": str(ROOT)}
+ENV = CLEAN | IN_ITS_FOLDER | {"PYTHONPATH": str(ROOT)}
 
 
 def database(kind: str, folder: Path) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.processes import IN_ITS_FOLDER
 from support.serving import QUICK
 
 from broker import Worker
@@ -121,10 +122,8 @@ def worker(server: Server) -> Iterator[None]:
 
 def run(*command: str | Path, folder: Path) -> str:
     """What a command says that must succeed."""
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    done = subprocess.run(
-        command, cwd=folder, env=os.environ | {"PATH": path}, capture_output=True, text=True, timeout=300, check=False
-    )
+    env = {**os.environ, **IN_ITS_FOLDER, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 
