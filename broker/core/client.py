@@ -26,7 +26,7 @@ import struct
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, SupportsFloat, SupportsInt, TypeVar
 
 from broker.config import ClientConfig
 from broker.core.mdp import (
@@ -311,8 +311,8 @@ class ClientSession(RequestSession[_SentRequest]):
         body: Frames,
         now: float,
         *,
-        timeout: float | None = None,
-        retries: int | None = None,
+        timeout: SupportsFloat | None = None,
+        retries: SupportsInt | None = None,
         context: bytes = b"",
         given: tuple[bytes, float, bytes] | None = None,
     ) -> int:
@@ -324,8 +324,9 @@ class ClientSession(RequestSession[_SentRequest]):
         """
         if self._pending and not self.correlated:
             raise RuntimeError("a session without correlation allows one request at a time")
-        timeout = self.config.timeout if timeout is None else timeout
-        pending = _SentRequest(body, timeout, self.config.retries if retries is None else retries, service, context)
+        span = self.config.timeout if timeout is None else float(timeout)
+        tries = self.config.retries if retries is None else int(retries)
+        pending = _SentRequest(body, span, tries, service, context)
         pending.given = given
         ticket = self._add(pending)
         self._send(ticket, pending, now)

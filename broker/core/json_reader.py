@@ -16,7 +16,7 @@ MAX_DIGITS = 300
 """Digits of a whole number: fewer than the largest float has."""
 
 
-def read_json(text: bytes | str, max_size: int = MAX_SIZE) -> Any:
+def read_json(text: bytes | bytearray | str, max_size: int = MAX_SIZE) -> Any:
     """Read a JSON document.
 
     Raises ValueError unless it is JSON in UTF-8, `max_size` bytes or less, MAX_DEPTH levels or less, its numbers are

@@ -207,7 +207,8 @@ def read_progress(said: bytes) -> Progress | None:
     return Progress(done=done, of=of, text=text)
 
 
-def _number(value: Any) -> float | None:
+def _number(value: Any) -> Any:
+    """A number as it came: declared as float, an int would become one in the compiled build, and read 3.0."""
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return None
     return value

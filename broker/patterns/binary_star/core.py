@@ -26,8 +26,9 @@ two is cut, and clients reach both, both become active: the Guide asks for a net
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from enum import Enum
+from typing import Any
 
 from broker.config import check
 from broker.core.mdp import Core, Frames, Peer
@@ -105,6 +106,9 @@ class StarConfig:
 
     def __post_init__(self) -> None:
         check(self.heartbeat > 0, f"heartbeat is {self.heartbeat}; it must be more than 0")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), astuple(self)
 
     @property
     def expiry(self) -> float:

@@ -23,7 +23,8 @@ from __future__ import annotations
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from typing import Any, SupportsFloat, SupportsInt
 
 from broker.config import check, check_heartbeats
 from broker.core.client import EventKind, RequestSession, Unanswered
@@ -56,6 +57,9 @@ class FreelanceConfig:
         check(self.timeout > 0, f"timeout is {self.timeout}; it must be more than 0")
         check(self.retries >= 0, f"retries is {self.retries}; it must be 0 or more")
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), astuple(self)
+
 
 @dataclass(slots=True, eq=False)
 class _Question(Unanswered):
@@ -73,12 +77,14 @@ class FreelanceSession(RequestSession[_Question], ABC):
         self.config = config or FreelanceConfig()
         self.servers = Servers(endpoints)
 
-    def request(self, body: Frames, now: float, *, timeout: float | None = None, retries: int | None = None) -> int:
+    def request(
+        self, body: Frames, now: float, *, timeout: SupportsFloat | None = None, retries: SupportsInt | None = None
+    ) -> int:
         """Ask; the ticket that the event will carry comes back."""
-        timeout = self.config.timeout if timeout is None else timeout
-        pending = _Question(body, timeout, self.config.retries if retries is None else retries)
+        span = self.config.timeout if timeout is None else float(timeout)
+        pending = _Question(body, span, self.config.retries if retries is None else int(retries))
         ticket = self._add(pending)
-        self._deadlines.set(ticket, now + timeout)
+        self._deadlines.set(ticket, now + span)
         self._ask(ticket, pending)
         return ticket
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import cast
+from typing import SupportsFloat, SupportsInt, cast
 
 from broker.config import ClientConfig
 from broker.core.client import ClientSession, EventKind, ReplyEvent, RequestSession, Unanswered
@@ -140,13 +140,19 @@ class DomoSession(RequestSession[_WaitingRequest]):
     # -- what a shell does with it ---------------------------------------------------------------------------
 
     def request(
-        self, service: bytes, body: Frames, now: float, *, timeout: float | None = None, retries: int | None = None
+        self,
+        service: bytes,
+        body: Frames,
+        now: float,
+        *,
+        timeout: SupportsFloat | None = None,
+        retries: SupportsInt | None = None,
     ) -> int:
         """Send a request as soon as that is possible; the ticket that its event will carry comes back. `timeout` and
         `retries` stand in for the configuration's."""
-        timeout = self._config.timeout if timeout is None else timeout
-        retries = self._config.retries if retries is None else retries
-        ticket = self._add(_WaitingRequest(body, timeout, retries, service, now))
+        span = self._config.timeout if timeout is None else float(timeout)
+        tries = self._config.retries if retries is None else int(retries)
+        ticket = self._add(_WaitingRequest(body, span, tries, service, now))
         self._send(now)
         return ticket
 

@@ -23,9 +23,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from broker.config import check, check_heartbeats
 from broker.core.mdp import Command, Core, Frames, Peer, WorkerDialect
@@ -113,6 +113,9 @@ class QueueConfig:
         check(self.request_expiry > 0, f"request_expiry is {self.request_expiry}; it must be more than 0")
         check(self.max_waiting > 0, f"max_waiting is {self.max_waiting}; it must be 1 or more")
         check(self.max_workers > 0, f"max_workers is {self.max_workers}; it must be 1 or more")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), astuple(self)
 
 
 class PirateState(Enum):

@@ -85,3 +85,9 @@ def test_the_text_of_a_status_says_nothing_to_a_client(text: bytes) -> None:
     for error in (caught.value, failed):
         assert isinstance(error, RequestFailed)
         assert (error.state, error.detail) == ("expired", [b"why"])
+
+
+def test_progress_in_whole_numbers_stays_so() -> None:
+    """People read 3 of 4."""
+    assert repr(tsp.read_progress(b'{"done": 3, "of": 4}')) == "{'done': 3, 'of': 4, 'text': ''}"
+    assert repr(tsp.read_progress(b'{"done": 3.0}')) == "{'done': 3.0, 'of': None, 'text': ''}"
