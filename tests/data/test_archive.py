@@ -214,7 +214,7 @@ run()
 @pytest.mark.torture(short=True)
 def test_small_files_with_large_bodies(tmp_path: Path) -> None:
     """When LONG more than 2 GiB of bodies, which Arrow cannot hold in one column, and which fit into no memory."""
-    archive, count, body = Archive.create(tmp_path / "archive"), 20_000 if LONG else 2000, b"x" * 60_000
+    archive, count, body = Archive.create(tmp_path / "archive"), 20_000 if LONG else 1000, b"x" * 60_000
     folder = archive.data / "date=2026-01-02"
     folder.mkdir()
     in_file = CLOSED.schema.remove(CLOSED.schema.get_field_index("date"))

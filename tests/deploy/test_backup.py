@@ -36,10 +36,10 @@ def start(command: Sequence[str], keep: int) -> subprocess.Popen[str]:
 
 
 def test_those_of_one_second_do_not_meet(tmp_path: Path, command: Sequence[str]) -> None:
-    said = [(one.communicate(timeout=120)[0], one.returncode) for one in [start(command, 3) for _ in range(3)]]
-    assert [code for _, code in said] == [0, 0, 0], said
+    said = [(one.communicate(timeout=120)[0], one.returncode) for one in [start(command, 3), start(command, 3)]]
+    assert [code for _, code in said] == [0, 0], said
     copies = list((tmp_path / "backups").iterdir())
-    assert len(copies) == 3
+    assert len(copies) == 2
     assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d", one.name) for one in copies)
     for one in copies:
         with open_store(one, capacity=16 << 20) as store:
