@@ -4,11 +4,12 @@ processes.py).
 A fork gets the arguments, environment, folder, umask and files of a new process, and runs its module, script or text
 (`-c`) from the beginning: only imports are done. Its parent is the test process, which must be a subreaper meanwhile.
 That of a process of `titanic worker` is the pool, which has a process of its own that forks for it; so it is with the
-parts of `titanic dev` and the processes that `titanic bench` measures.
+parts of `titanic dev` and the processes of `titanic bench` and `titanic demo`.
 """
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import fcntl
 import gc
@@ -19,6 +20,8 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+from contextlib import suppress
 from importlib import import_module
 from io import TextIOWrapper
 from pathlib import Path
@@ -42,7 +45,7 @@ MODULES = (
 """What processes import when they run."""
 
 CHILD = "titanic.pool.child"
-PARENTS = {"worker", "dev", "bench"}
+PARENTS = {"worker", "dev", "bench", "demo"}
 """Commands that start processes of Python."""
 MOST_FILES = 16
 
@@ -159,12 +162,30 @@ def main() -> None:
     given = os.environ["PYTHONPATH"].split(os.pathsep)  # of this process; that of the fork comes later
     usual = [one for one in sys.path[not sys.flags.safe_path :] if one not in given]
     gc.freeze()
-    run(_next_fork(socket.socket(fileno=int(sys.argv[1]))), usual)
+    code: str | int | None = 0
+    try:
+        run(_next_fork(socket.socket(fileno=int(sys.argv[1]))), usual)
+    except SystemExit as end:
+        if isinstance(code := end.code, str):
+            raise
+    with suppress(OSError):  # Python says then what it says
+        leave(code or 0)
+
+
+def leave(code: int) -> None:
+    """End as Python does, but free nothing: that would copy all the memory that forks share, and take longer than most
+    commands."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for file in (sys.stdout, sys.stderr):
+        if not file.closed:
+            file.flush()
+    os._exit(code)
 
 
 def run(arguments: list[str], usual: list[str]) -> None:
     """What Python does with these arguments. `usual`: the end of sys.path."""
-    while PARENTS.intersection(arguments[1:5]) and (below := _fork_children()):
+    while PARENTS.intersection(arguments[2:5]) and (below := _fork_children()):
         arguments = below
     is_safe = bool(os.environ.get("PYTHONSAFEPATH")) or arguments[0] == "-P"
     first, *rest = arguments[arguments[0] == "-P" :]
