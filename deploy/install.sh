@@ -123,11 +123,12 @@ make_environment() {  # a new one beside the old: what runs goes on undisturbed 
     mkdir -p "$prefix"
     new=$prefix/$(date +%Y%m%d-%H%M%S)-$$
     trap 'rm -rf "$new"' EXIT
-    # To install pip would take half the time: it runs from the wheel that Python has of it.
+    # ensurepip compiles pip, which takes half the time of an installation: its wheel is installed without that.
     wheel=$("$python" -c "$find_pip")
     "$python" -m venv ${wheel:+--without-pip} "$new"
     : >"$new/$mark"
-    pip="env PYTHONPATH=$wheel $new/bin/python -m pip --quiet --disable-pip-version-check install --no-compile"
+    pip="$new/bin/python -m pip --quiet --disable-pip-version-check install --no-compile"
+    [ -z "$wheel" ] || PYTHONPATH=$wheel $pip --no-index "$wheel"
     [ ! -e "$prefix/current/archive" ] || archive=yes
     [ ! -e "$prefix/current/postgres" ] || postgres=yes
     [ ! -e "$prefix/current/web" ] || web=yes
@@ -158,8 +159,8 @@ make_environment() {  # a new one beside the old: what runs goes on undisturbed 
         $pip "$here/..$extra" $more ||
             fail "the dependencies could not be downloaded, see above; without a network, use --wheels DIR; nothing was changed"
     fi
-    # Not what nothing imports: half of numpy, a quarter of pygments.
-    "$new/bin/python" -m compileall -q -x '/(lexers|tests)/' "$new/lib" || true
+    # Not what nothing imports: pip, half of numpy, a quarter of pygments.
+    "$new/bin/python" -m compileall -q -x '/(lexers|pip|tests)/' "$new/lib" || true
     version=$("$new/bin/titanic" --version | cut -d' ' -f3)
     [ ! -e $settings ] || "$new/bin/titanic" config check $settings ||
         fail "Titanic $version does not understand these settings; nothing was changed"
