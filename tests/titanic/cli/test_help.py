@@ -14,7 +14,7 @@ import zmq
 from support.cli_titanic import here, titanic
 from support.each import each
 
-from broker.core import mdp
+from broker import is_compiled
 from titanic.cli import main
 from titanic.cli.config_file import variables
 from titanic.cli.main import COMMANDS
@@ -136,7 +136,7 @@ def test_the_list_of_commands() -> None:
 
 
 def test_the_version() -> None:
-    build = "compiled" if str(mdp.__file__).endswith(".so") else "pure Python"
+    build = "compiled" if is_compiled() else "pure Python"
     expected = f"titanic, version {version('titanic-queue')} ({build})\n".encode()
     assert titanic("--version") == (0, expected, "")  # python -m titanic
     assert here("--version").out == expected
@@ -145,7 +145,7 @@ def test_the_version() -> None:
 def test_what_it_consists_of() -> None:
     said = titanic("version", "--json").json
     assert said["version"] == __version__
-    assert (said["commit"], said["build"]) == (None, "pure")
+    assert (said["commit"], said["build"]) == (None, "compiled" if is_compiled() else "pure")
     assert {name: said["libraries"][name] for name in ("lmdb", "pyzmq")} == {
         name: version(name) for name in ("lmdb", "pyzmq")
     }
