@@ -210,7 +210,6 @@ def test_what_was_too_large_is_not_submitted_again(archive: Path, tmp_path: Path
             assert client.stats()["store"]["requests"] == 12
 
 
-@pytest.mark.torture
 @pytest.mark.timeout(LONGEST)
 def test_a_worker(tmp_path: Path) -> None:
     (tmp_path / "shout.py").write_text(
