@@ -177,6 +177,10 @@ def leave(code: int) -> None:
     commands."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
+    if zmq := sys.modules.get("zmq"):
+        context = zmq.Context.instance()
+        if all(one.closed for one in context._sockets):
+            context.term()  # what closed sockets have still to send
     for file in (sys.stdout, sys.stderr):
         if not file.closed:
             file.flush()

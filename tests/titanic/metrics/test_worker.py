@@ -131,10 +131,10 @@ def test_a_pool(server: Server, client: Client, tmp_path: Path) -> None:
             ("shop.fail", "failed"): 2,
         }
         until(lambda: attempts(samples(base)) == expected)
-        found = until(lambda: (now := samples(base)).get("titanic_worker_processes") == 2 and now)
+        found = until(lambda: (now := samples(base)).get("titanic_worker_slots") == 2 and now)
+        assert found["titanic_worker_processes"] == 2
         assert found["titanic_worker_processes_died_total"] == 1
         assert until(lambda: samples(base)["titanic_worker_processes_memory_bytes"]) > 1 << 20
-        assert found["titanic_worker_slots"] == 2
         assert found['titanic_worker_run_seconds_count{service="shop.die"}'] == 2
         assert found['titanic_worker_run_seconds_count{service="shop.later"}'] == 1
 
