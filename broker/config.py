@@ -6,7 +6,6 @@ Times are seconds, sizes bytes. The options of commands and the settings file ar
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from sys import maxsize
 from typing import Any, NamedTuple
@@ -63,7 +62,7 @@ def check(fine: bool, fault: str) -> None:
         raise UsageError(fault)
 
 
-_PLAIN: dict[str, Callable[[Any], Any]] = {
+_PLAIN: dict[str, Any] = {
     "int": lambda value: int(min(value, maxsize)),
     "float": float,
     "tuple[str, ...]": tuple,
