@@ -26,7 +26,7 @@ from broker.config import BrokerConfig as BrokerConfig
 from broker.config import ClientConfig as ClientConfig
 from broker.config import Setting as Setting
 from broker.config import WorkerConfig as WorkerConfig
-from broker.config import plain as plain
+from broker.config import coerce_fields as coerce_fields
 from broker.config import setting as setting
 from broker.config import settings_of as settings_of
 from broker.core.client import ClientSession as ClientSession

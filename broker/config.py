@@ -62,20 +62,20 @@ def check(fine: bool, fault: str) -> None:
         raise UsageError(fault)
 
 
-_PLAIN: dict[str, Any] = {
+_COERCE: dict[str, Any] = {
     "int": lambda value: int(min(value, maxsize)),
     "float": float,
     "tuple[str, ...]": tuple,
 }
 
 
-def plain(config: Any) -> None:
-    """Make the numbers of a dataclass int and float (not 1e6, or numpy's) and lists tuples, as its fields declare:
-    compiled modules take nothing else."""
+def coerce_fields(config: Any) -> None:
+    """Convert numbers of other types, such as numpy's, and lists to the int, float or tuple that the fields of a
+    dataclass declare: compiled modules take nothing else."""
     for one in fields(config):
         value, kind = getattr(config, one.name), one.type.removesuffix(" | None")
-        if kind in _PLAIN and not isinstance(value, (str, type(None))) and type(value).__name__ not in (kind, "int"):
-            object.__setattr__(config, one.name, _PLAIN[kind](value))
+        if kind in _COERCE and not isinstance(value, (str, type(None))) and type(value).__name__ not in (kind, "int"):
+            object.__setattr__(config, one.name, _COERCE[kind](value))
 
 
 MAX_VERSION = 64
@@ -173,7 +173,7 @@ class BrokerConfig:
     )
 
     def __post_init__(self) -> None:
-        plain(self)
+        coerce_fields(self)
         check_heartbeats(self.heartbeat_interval, self.liveness)
         check(self.request_expiry >= 0, f"request_expiry is {self.request_expiry}; it must be 0 or more")
         check(self.worker_return >= 0, f"worker_return is {self.worker_return}; it must be 0 or more")
@@ -225,7 +225,7 @@ class WorkerConfig:
     )
 
     def __post_init__(self) -> None:
-        plain(self)
+        coerce_fields(self)
         check_heartbeats(self.heartbeat_interval, self.liveness)
         fault = f"deploy is {self.deploy[:100]!r}; it must be printable, with at most {MAX_VERSION} bytes"
         check(is_version(self.deploy), fault)
@@ -245,7 +245,7 @@ class ClientConfig:
     version: str | None = setting("0.2", "MDP version: 0.2, 0.1 or majortomo; None: the client asks the broker.")
 
     def __post_init__(self) -> None:
-        plain(self)
+        coerce_fields(self)
         fault = f"version is {self.version!r}; known: {', '.join(MDP_VERSIONS)}"
         check(self.version is None or self.version in MDP_VERSIONS, fault)
 

@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from broker import DEFAULT_ENDPOINT, BrokerConfig, WorkerConfig, plain, setting, settings_of
+from broker import DEFAULT_ENDPOINT, BrokerConfig, WorkerConfig, coerce_fields, setting, settings_of
 from titanic.errors import CallerError, Contradiction
 from titanic.store import DURABILITIES, MIN_CAPACITY, Durability, LeaseConfig, Retention
 from titanic.util.units import MAX_SECONDS
@@ -49,7 +49,7 @@ class ServiceLimits:
     """Seconds that the body of an ended request is kept; `never`: deleted on success; empty: kept with the request."""
 
     def __post_init__(self) -> None:
-        plain(self)
+        coerce_fields(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +233,7 @@ class ServerConfig:
     """How nodes that share a store in PostgreSQL keep in touch."""
 
     def __post_init__(self) -> None:
-        plain(self)
+        coerce_fields(self)
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         for wrong in chain(contradictions(values | {"max_body": self.wire.max_body}), access_contradictions(values)):
             raise wrong

@@ -8,6 +8,7 @@ import socket
 from contextlib import suppress
 
 PROCESS = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
+"""The number of this test process."""
 
 
 def free_port() -> int:

@@ -27,13 +27,13 @@ PACKAGES = Path(broker.__file__).parents[1]
 PYTHONPATH = os.pathsep.join(map(str, (PACKAGES, ROOT / "data", ROOT / "tests")))
 """For processes of tests, so that they run what the tests run."""
 IN_ITS_FOLDER = {"PYTHONSAFEPATH": ""}
-"""Of a process that imports what is in its folder. `make test-compiled` turns that off: most begin in ROOT."""
+"""For a process that imports from its folder, which `make test-compiled` forbids: most processes begin in ROOT."""
 SUPPORT = Path(__file__).parent
 _SCRIPTS = ("node_process", "random_worker", "server_process", "worker_process", "rfc7_broker")
 FORKED = [(str(SUPPORT / f"{name}.py"),) for name in _SCRIPTS] + [("-m", "titanic")]
 """What Process starts as a Fork. Not programs that change modules before others import them."""
 _FOR_A_FORK = "COLUMNS", "PATH", "PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "PYTHONUNBUFFERED", "TMPDIR"
-"""What a Fork heeds, too."""
+"""Other variables that a Fork takes over."""
 _SUBREAPER = 36
 """Of prctl(2): orphans below this process become its children."""
 _libc = ctypes.CDLL(None)

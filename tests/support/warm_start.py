@@ -168,7 +168,7 @@ def main() -> None:
     except SystemExit as end:
         if isinstance(code := end.code, str):
             raise
-    with suppress(OSError):  # Python says then what it says
+    with suppress(OSError):  # what cannot be flushed, Python reports at its own end
         leave(code or 0)
 
 

@@ -257,6 +257,7 @@ def what_install_says(here: Machine) -> None:
     here.until(lambda: here.shows("titanic-worker@nothing", "ActiveState") == "failed")
     assert "titanic: missing argument '-- COMMAND...'" in here.journal("-u", "titanic-worker@nothing")
     assert [here.shows(f"titanic-worker@{name}", "NRestarts") for name in ("nobody", "nothing")] == ["0", "0"]
+    assert here.does("/srv/t/current/bin/pip", "--version").startswith("pip ")
     assert "/srv/t/current/bin/titanic serve" in here.does("systemctl", "cat", "titanic")
     if LONG:
         assert here.does(*INSTALL, "--no-start").endswith(" is installed in /srv/t")

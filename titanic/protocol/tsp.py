@@ -208,7 +208,7 @@ def read_progress(said: bytes) -> Progress | None:
 
 
 def _number(value: Any) -> Any:
-    """A number as it came: declared as float, an int would become one in the compiled build, and read 3.0."""
+    """The number as it came. Declared to return float, the compiled build would turn 3 into 3.0."""
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return None
     return value

@@ -107,7 +107,7 @@ class StarConfig:
     def __post_init__(self) -> None:
         check(self.heartbeat > 0, f"heartbeat is {self.heartbeat}; it must be more than 0")
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[Any, ...]:  # a compiled frozen class cannot be filled after it was created
         return type(self), astuple(self)
 
     @property

@@ -57,7 +57,7 @@ class FreelanceConfig:
         check(self.timeout > 0, f"timeout is {self.timeout}; it must be more than 0")
         check(self.retries >= 0, f"retries is {self.retries}; it must be 0 or more")
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[Any, ...]:  # a compiled frozen class cannot be filled after it was created
         return type(self), astuple(self)
 
 

@@ -114,7 +114,7 @@ class QueueConfig:
         check(self.max_waiting > 0, f"max_waiting is {self.max_waiting}; it must be 1 or more")
         check(self.max_workers > 0, f"max_workers is {self.max_workers}; it must be 1 or more")
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[Any, ...]:  # a compiled frozen class cannot be filled after it was created
         return type(self), astuple(self)
 
 

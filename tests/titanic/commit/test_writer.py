@@ -272,12 +272,18 @@ class Clock:
         return self.reads
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """What writers ask for the time and for reads from the disk."""
+    one = Clock()
+    monkeypatch.setattr("titanic.commit.writer.time", one)
+    monkeypatch.setattr("titanic.commit.writer.disk_reads", one.disk_reads)
+    return one
+
+
 def test_a_light_write_is_committed_where_it_comes_from_as_long_as_the_disk_is_quick(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+    store: Store, clock: Clock
 ) -> None:
-    clock = Clock()
-    monkeypatch.setattr("titanic.commit.writer.time", clock)
-    monkeypatch.setattr("titanic.commit.writer.disk_reads", clock.disk_reads)
     writer = Writer(store)
     writer.start()
     here = threading.current_thread().name
@@ -302,12 +308,9 @@ def test_a_light_write_is_committed_where_it_comes_from_as_long_as_the_disk_is_q
 
 @pytest.mark.parametrize("step", ["__enter__", "commit"])
 def test_a_disk_is_slow_if_a_transaction_waits_for_it_at_its_beginning_or_end(
-    store: Store, monkeypatch: pytest.MonkeyPatch, step: str
+    store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     """It begins with commits that make room, and with the wait for those of others; it ends with the sync."""
-    clock = Clock()
-    monkeypatch.setattr("titanic.commit.writer.time", clock)
-    monkeypatch.setattr("titanic.commit.writer.disk_reads", clock.disk_reads)
     writer = Writer(store)
     writer.start()
     here = threading.current_thread().name
@@ -336,13 +339,8 @@ def test_only_reads_of_the_own_thread_count(monkeypatch: pytest.MonkeyPatch) -> 
     assert asked == [resource.RUSAGE_THREAD]
 
 
-def test_after_a_commit_that_failed_the_writer_s_thread_has_the_next(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_a_commit_that_failed_the_writer_s_thread_has_the_next(store: Store, clock: Clock) -> None:
     """A disk may take seconds to fail, and the loop must not stand still for each of them."""
-    clock = Clock()
-    monkeypatch.setattr("titanic.commit.writer.time", clock)
-    monkeypatch.setattr("titanic.commit.writer.disk_reads", clock.disk_reads)
 
     class Fails(Where):
         def failed(self, error: StoreError) -> None:
@@ -375,10 +373,9 @@ def test_one_that_cannot_say_that_it_failed_keeps_nobody_else_from_it(
     assert "could not report" in caplog.text
 
 
-def test_what_comes_after_something_that_waits_waits_for_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock()
-    monkeypatch.setattr("titanic.commit.writer.time", clock)
-    monkeypatch.setattr("titanic.commit.writer.disk_reads", clock.disk_reads)
+def test_what_comes_after_something_that_waits_waits_for_it(
+    store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("titanic.commit.writer.QUICK", 10.0)
     writer = Writer(store)
     heavy, light = Where(store, clock, 0.0, light=False), Where(store, clock, 0.0)
