@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
-import random
 import socket
 from contextlib import suppress
+from itertools import cycle
+from random import Random
 
-PROCESS = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
-"""The number of this test process."""
+FIRST, LAST, PROCESSES = 20_000, 32_000, 12
+"""Below the ports that the system gives away, so that nobody gets one while its server is down."""
+_process = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
+_own = range(FIRST + _process % PROCESSES, LAST, PROCESSES)
+_ports = cycle(Random().sample(_own, len(_own)))
 
 
 def free_port() -> int:
-    """A port below those that the system gives away, so that nobody gets it while its server is down. Test processes
-    have different ones: two could find the same one free before either server is there."""
+    """A port for a server that is started later. No other test process chooses it, and this one not again before all
+    others: until the server is there, it would look free."""
     while True:
-        port = random.randrange(20_000 + PROCESS % 12, 32_000, 12)
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)) as free:
+        with suppress(OSError), socket.create_server(("127.0.0.1", next(_ports))) as free:
             return int(free.getsockname()[1])

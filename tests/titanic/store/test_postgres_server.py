@@ -11,12 +11,17 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from support.ports import free_port
 from support.postgres import PostgresServer, needs_postgres, new_server, shared_server
 from support.postgres_pair import new_pair
 from support.processes import ROOT
 from support.waiting import until
 
 pytestmark = needs_postgres
+
+
+def test_servers_that_start_later_have_ports_of_their_own() -> None:
+    assert len({free_port() for _ in range(500)}) == 500
 
 
 def test_each_database_is_empty_and_belongs_to_titanic() -> None:
