@@ -156,7 +156,10 @@ UNHEARD = 60_000
 """The same for an answer by the program there, which comes behind the message that it is just sending: so no message
 may take longer."""
 
+_get: Any = zmq.backend.Socket.get
+_EVENTS = int(zmq.EVENTS)
 _POLLIN = int(zmq.POLLIN)
+_POLLOUT = int(zmq.POLLOUT)
 
 _SCARCE = (EMFILE, ENFILE, ENOMEM)
 """No socket now, perhaps later."""
@@ -245,8 +248,12 @@ class Dealer:
 
     @property
     def _writable(self) -> bool:
-        assert self.socket is not None
-        return bool(int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT)
+        return bool(_get(self.socket, _EVENTS) & _POLLOUT)
+
+    @property
+    def has_input(self) -> bool:
+        """Whether something has come: to find nothing with `receive` takes three times as long."""
+        return self.socket is not None and bool(_get(self.socket, _EVENTS) & _POLLIN)
 
     def _release(self) -> None:
         """Send held messages, if there is a connection now."""

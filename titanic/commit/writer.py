@@ -277,9 +277,10 @@ class Writer:
                 entered = time.monotonic(), time.thread_time()
                 if self._remote:
                     cast(SharedWriteTransaction, transaction).optimistic(alone=len(writes) == 1)
-                flushes = last or facts.wants(now_us) or isinstance(writes[0], FlushWrite)
+                # Not isinstance: below a Protocol that is slow.
+                flushes = last or facts.wants(now_us) or type(writes[0]) is FlushWrite
                 if flushes:  # first: the totals are compared with the requests before any change
-                    alone = all(isinstance(write, FlushWrite) for write in writes)
+                    alone = all(type(write) is FlushWrite for write in writes)
                     try:
                         more = facts.flush(transaction, now_us, alone=alone, last=last)
                     except StoreError:

@@ -21,6 +21,8 @@ AHEAD = 5.0
 BELIEVED_AFTER = 3600.0
 """Seconds that a clock must run after it was set ahead, before requests may end because of that."""
 
+_CLOCK: int = getattr(time, "CLOCK_BOOTTIME", 0) or time.CLOCK_MONOTONIC  # on macOS this one runs on while it sleeps
+
 
 def wall_us() -> int:
     """The wall clock in µs since the epoch, at least 1."""
@@ -29,8 +31,7 @@ def wall_us() -> int:
 
 def elapsed() -> float:
     """Seconds of a clock that cannot be set. It runs on while the machine sleeps."""
-    clock: int = getattr(time, "CLOCK_BOOTTIME", 0) or time.CLOCK_MONOTONIC  # on macOS that one does
-    return time.clock_gettime(clock)
+    return time.clock_gettime(_CLOCK)
 
 
 def capped(until: int, since: int, now_us: int) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -73,6 +72,7 @@ class Reading:
     def __init__(self, environment: Environment) -> None:
         self.environment = environment
         self.db = environment.databases
+        self._room: StoreRoom | None = None
 
     def __enter__(self) -> Self:
         env = self.environment.env
@@ -98,10 +98,12 @@ class Reading:
         """The exception to raise in place of LMDB's."""
         return translate(error, self.environment.env, self.environment.room.capacity)
 
-    @cached_property
+    @property
     def room(self) -> StoreRoom:
         """The capacity and its limits, or what its disk has room for."""
-        return divide_disk(self.environment.room, largest_file(self.environment.file))
+        if self._room is None:
+            self._room = divide_disk(self.environment.room, largest_file(self.environment.file))
+        return self._room
 
     def used(self) -> int:
         """Bytes of the pages that are in use, but for the facts in their room."""
@@ -189,7 +191,7 @@ class Writing(Reading):
         self.sequence: int | None = None
         self.lost = 0
         self.freed = 0
-        vars(self).pop("room", None)
+        self._room = None
         self.taken: int | None = None
         self.pinned = self.added = 0
 
