@@ -1,5 +1,5 @@
-"""What Titanic reports, each document declared once: about requests and about itself. The HTTP API derives its own from
-these (titanic/web/api/openapi.py), with the descriptions of the members. A later version may report more.
+"""What Titanic reports, each document declared once: about requests and about itself. The HTTP API derives most of its
+own from these (titanic/web/api/openapi.py), with the descriptions of the members. A later version may report more.
 
 It is not compiled: compiled types do not say which members may be absent.
 """
@@ -227,8 +227,7 @@ class ServiceSettingInfo(TypedDict):
     """What is set for a service."""
 
     paused: bool
-    on_end: str | None
-    """The service that is notified of its ends."""
+    on_end: Annotated[str | None, "The service that is notified when requests end."]
 
 
 class LimitValues(TypedDict, total=False):
@@ -251,24 +250,21 @@ class LimitsSet(LimitValues):
 
 
 class ServiceStats(ServiceSettingInfo):
-    """All about a service."""
+    """Statistics of a service. If servers share a store, `running` and ended requests are the answering server's."""
 
-    waiting: int
-    delayed: int
-    running: int
-    bytes: int
-    workers: int | None
-    """None: there are some, their number is unknown."""
-    oldest: int | None
-    done: int
-    """Since the start of the server, as `failed` and `expired`."""
-    failed: int
-    expired: int
+    waiting: Count
+    delayed: Count
+    running: Count
+    bytes: Annotated[Count, "Of its requests that have not ended."]
+    workers: Annotated[int | None, "null: at least one; the number is unknown."]
+    oldest: Annotated[Time | None, "When the longest-waiting request was submitted."]
+    done: Annotated[Count, "Since the server's start."]
+    failed: Count
+    expired: Count
     limits: LimitValues
     """Those in force."""
     limits_set: NotRequired[LimitsSet]
-    resumed_at: NotRequired[int]
-    """When the server saw that it was no longer paused, in µs since 1970."""
+    resumed_at: NotRequired[Annotated[Time, "When it was resumed; absent if not since the start."]]
 
 
 class Percentiles(TypedDict):

@@ -6,7 +6,7 @@ msgspec derives the schemas: of these documents, and of the options of `messages
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from datetime import datetime
 from functools import reduce
 from operator import or_
@@ -32,6 +32,7 @@ from titanic.protocol.documents import (
     RequestInHand,
     ScheduleInfo,
     ServiceFacts,
+    ServiceStats,
     TickInfo,
     UsualTimes,
     WhyInfo,
@@ -176,49 +177,6 @@ class PutLimits(Message):
     rate: ServiceRate | None = None
 
 
-class ServiceNumbers(TypedDict):
-    """Statistics of a service. If servers share a store, `running` and ended requests are the answering server's."""
-
-    waiting: Count
-    delayed: NotRequired[Count]
-    running: NotRequired[Count]
-    bytes: NotRequired[Annotated[int, Meta(ge=0, description="Of its requests that have not ended.")]]
-    workers: NotRequired[Annotated[int | None, Meta(description="null: at least one; the number is unknown.")]]
-    oldest: NotRequired[Annotated[Time | None, Meta(description="When the longest-waiting request was submitted.")]]
-    done: NotRequired[Annotated[int, Meta(ge=0, description="Since the server's start.")]]
-    failed: NotRequired[Count]
-    expired: NotRequired[Count]
-    paused: NotRequired[bool]
-    on_end: NotRequired[Annotated[str | None, Meta(description="The service that is notified when requests end.")]]
-    limits: NotRequired[ServiceBounds]
-    limits_set: NotRequired[ChangedBounds]
-    resumed_at: NotRequired[Annotated[Time, Meta(description="When it was resumed; absent if not since the start.")]]
-
-
-class Service(ServiceNumbers):
-    """A service with stored requests or workers."""
-
-    name: str
-    links: ServiceLinks
-
-
-class ServicePage(TypedDict):
-    """A page of services. `other` is absent if all are listed."""
-
-    services: list[Service]
-    other: NotRequired[OtherServices]
-    next: Next
-
-
-class Stats(TypedDict):
-    """The document of `titanic.stats`; it has more members than these."""
-
-    services: Annotated[dict[str, Count], Meta(description="How many requests wait, by service.")]
-    by_service: dict[str, ServiceNumbers]
-    other: NotRequired[OtherServices]
-    accepting: Annotated[bool, Meta(description="Whether new requests are accepted.")]
-
-
 class StartJob(Message):
     """A job over the requests that meet all conditions of `where`, or `uuids`."""
 
@@ -337,10 +295,15 @@ _DERIVED: dict[Any, Any] = {Progress: WorkerProgress}
 """The documents of the API by those of the protocol."""
 
 
-def derived(name: str, source: Any, **other: Any) -> Any:
-    """The document of the API for one of the protocol. `other`: its members that differ, and further ones."""
+def derived(name: str, source: Any, required: Container[str] | None = None, **other: Any) -> Any:
+    """The document of the API for one of the protocol. `other`: its members that differ, and further ones. `required`:
+    those that all users see; None: as in the protocol."""
     hints = get_type_hints(source, include_extras=True)
-    made = _DERIVED[source] = document(name, source.__doc__, {one: _of_api(hints[one]) for one in hints} | other)
+    members = {one: _of_api(hints[one]) for one in hints} | other
+    if required is not None:
+        others = {one: hint for one, hint in members.items() if one not in required}
+        members |= {one: NotRequired[hint] for one, hint in others.items() if get_origin(hint) is not NotRequired}
+    made = _DERIVED[source] = document(name, source.__doc__, members)
     return made
 
 
@@ -375,6 +338,26 @@ RequestPage = document("RequestPage", "A page of requests.", {"requests": Generi
 derived("WorkerRequest", RequestInHand)
 derived("ListedWorker", WorkerInfo)
 WorkerList = derived("WorkerList", WorkersInfo)
+ServiceNumbers = derived(
+    "ServiceNumbers", ServiceStats, required=("waiting",), limits=ServiceBounds, limits_set=ChangedBounds
+)
+_SERVICE_MEMBERS = get_type_hints(ServiceNumbers, include_extras=True) | {"name": str, "links": ServiceLinks}
+Service = document("Service", "A service with stored requests or workers.", _SERVICE_MEMBERS)
+ServicePage = document(
+    "ServicePage",
+    "A page of services. `other` is absent if all are listed.",
+    {"services": GenericAlias(list, Service), "other": NotRequired[OtherServices], "next": Next},
+)
+Stats = document(
+    "Stats",
+    "The document of `titanic.stats`; it has more members than these.",
+    {
+        "services": Annotated[dict[str, Count], Meta(description="How many requests wait, by service.")],
+        "by_service": GenericAlias(dict, (str, ServiceNumbers)),
+        "other": NotRequired[OtherServices],
+        "accepting": Annotated[bool, Meta(description="Whether new requests are accepted.")],
+    },
+)
 derived("UsualTimes", UsualTimes)
 derived("ServiceHistory", ServiceFacts)
 derived("ErrorGroup", FailureGroupInfo, state=Literal["failed", "expired"], hours=list[HourCount])

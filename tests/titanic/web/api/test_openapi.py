@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import get_type_hints
 
 import httpx
 import msgspec
@@ -14,7 +13,6 @@ from support import torture
 from support.each import each
 
 from titanic import Client
-from titanic.protocol.documents import ServiceStats
 from titanic.web.api import openapi
 from titanic.web.api.routes import PATHS, ROUTES
 from titanic.web.pages.services import FIGURES
@@ -53,8 +51,7 @@ def test_counts_have_a_minimum_however_deep_they_stand(http: httpx.Client) -> No
     assert sorted(usual["required"]) == ["attempts", "run", "wait"]
 
 
-def test_a_service_has_the_figures_that_clients_know() -> None:
-    assert openapi.ServiceNumbers.__annotations__.keys() == get_type_hints(ServiceStats).keys()
+def test_a_service_has_the_figures_of_its_page() -> None:
     assert set(FIGURES) <= set(openapi.ServiceNumbers.__annotations__)
 
 
