@@ -114,7 +114,7 @@ class JointSession(WorkerSession):
         return self._offered if self.joint else 1
 
     @property
-    def _keeps(self) -> bool:
+    def _keeps_requests(self) -> bool:
         """Whether its requests wait for it when the connection is lost."""
         return (
             bool(self._keeper)
@@ -124,7 +124,7 @@ class JointSession(WorkerSession):
 
     @property
     def returns(self) -> bool:
-        return self._keeps and bool(self._hand)
+        return self._keeps_requests and bool(self._hand)
 
     @property
     def stranded(self) -> bool:
@@ -232,7 +232,7 @@ class JointSession(WorkerSession):
             self._unsent.append(([job], Command.FINAL, [*self._hand[job], *body]))
             self._hurry_leaving(now)
             return
-        if self._keeps and job in self._hand:
+        if self._keeps_requests and job in self._hand:
             self._keep_reply(job, body, now)
         envelope = self._take_job(job)
         if envelope is not None:
@@ -379,7 +379,7 @@ class JointSession(WorkerSession):
         words = [SLOTS + b"%d" % self._offered, *(SERVICE + b"%d:%b" % (limit, name) for name, limit in services)]
         if self._children and CHILDREN in self._broker_knows:
             words += [CHILDREN, KILLS] if KILLS in self._broker_knows else [CHILDREN]
-        if self._keeps:
+        if self._keeps_requests:
             words += [KEEPER + self._keeper, *(HELD + envelope[0] for envelope in self._hand.values())]
             if NAMES_ENDED in self._broker_knows:
                 words += [ENDED + client for client in self._ended]
@@ -421,7 +421,7 @@ class JointSession(WorkerSession):
     def _reconnect(self, rest: Frames, now: float) -> None:
         if self.joint:
             self._drop_unbegun()
-            keeps = self._keeps
+            keeps = self._keeps_requests
             for job in list(self._hand):
                 if self._sizes.get(job, 0) > MOST_PARTS:
                     self._cancelled.append((job, b""))

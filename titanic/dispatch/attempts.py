@@ -87,7 +87,7 @@ class Flight:
 
     def fail(self, outcome: Literal["failed", "died", "lost"], reason: str, detail: Frames) -> None:
         """Note how its attempt has failed."""
-        error = shortened(reason, detail, MOST_ERROR)
+        error = failure_text(reason, detail, MOST_ERROR)
         self.failure = AttemptFailure(outcome, error, self.deliveries + 1, self.worker)
 
 
@@ -206,7 +206,7 @@ def _with_defaults(own_first: float, own_most: float, first: float, most: float)
 
 def _unready_delay(waited: float, flight: Flight, config: ServerConfig) -> float:
     """Seconds, before jitter, until a request is sent again for which no worker was ready: as long as it has waited for
-    one so far, so that they double."""
+    one so far: each delay is twice the one before."""
     first, most = _retry_bounds(flight, config)
     return min(most, max(first, waited, LEAST_PAUSE))
 
@@ -249,12 +249,12 @@ def after_failure(
         else:
             pause = back_off(flight.attempts, *_retry_bounds(flight, config))
         delay = pause * dice.uniform(1 - JITTER, 1 + JITTER)
-    text = shortened(reason, detail)
+    failure = failure_text(reason, detail)
     asked = not (hint.counts or hint.unready)
-    return Postpone(uuid, delay, flight.attempts, text, flight.started, flight.deliveries + 1, asked), len(text)
+    return Postpone(uuid, delay, flight.attempts, failure, flight.started, flight.deliveries + 1, asked), len(failure)
 
 
-def shortened(reason: str, detail: Frames, most: int = MOST_REASON) -> str:
+def failure_text(reason: str, detail: Frames, most: int = MOST_REASON) -> str:
     """What is kept of a failure, at most `most` bytes. Of much the end stays: there tracebacks and what commands write
     say what went wrong."""
     said = b"\n".join(detail).decode(errors="replace")
@@ -287,9 +287,12 @@ _GENERATED = b"~"
 
 
 @lru_cache(maxsize=4096)
-def _numbers(attempt: int, of: int, priority: int, *back_offs: float) -> bytes:
-    """Most requests have these alone, and most have the same. `back_offs`: as `_with_defaults` takes them."""
-    next_in = b',"retry_in":%g' % back_off(attempt, *_with_defaults(*back_offs)) if attempt < of else b""
+def _numbers(
+    attempt: int, of: int, priority: int, own_first: float, own_most: float, first: float, most: float
+) -> bytes:
+    """Most requests have these alone, and most have the same."""
+    bounds = _with_defaults(own_first, own_most, first, most)
+    next_in = b',"retry_in":%g' % back_off(attempt, *bounds) if attempt < of else b""
     return b'","attempt":%d,"of":%d,"priority":%d%s}' % (attempt, of, priority, next_in)
 
 

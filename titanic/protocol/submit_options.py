@@ -124,7 +124,7 @@ def encode(options: dict[str, Any]) -> str:
         return json.dumps({name: _plain(name, value) for name, value in options.items()})
 
 
-TEXTS = (
+TEXT_OPTIONS = (
     *("key", "keys", "service", "state", "trace", "traces", "tracestate", "type", "digest", "source"),
     *("unique", "unique_until", "on_failed", "on_limit"),
 )
@@ -142,7 +142,7 @@ def _plain(name: str, value: Any) -> Any:
         raise InvalidRequest(f"{name} is {value}; it must be a finite number")
     if value is None or isinstance(value, (str, int, float)):
         return value
-    kind = "a string" if name in TEXTS else "a number or, if it is a time, a timedelta"
+    kind = "a string" if name in TEXT_OPTIONS else "a number or, if it is a time, a timedelta"
     if name == "at":
         kind = "a datetime with a time zone"
     elif name == "delay" and isinstance(value, datetime):

@@ -12,7 +12,7 @@ from titanic.cli.main import main
 from titanic.cli.stored_requests import _lines
 from titanic.protocol.documents import RequestInfo
 from titanic.protocol.messages import OF_ONE_SUBMIT, SUBMIT_KINDS, Submit
-from titanic.protocol.submit_options import TEXTS, ManyOptions, Policy, SharedOptions, SubmitOptions, read_policy
+from titanic.protocol.submit_options import TEXT_OPTIONS, ManyOptions, Policy, SharedOptions, SubmitOptions, read_policy
 from titanic.services.list_requests import as_document
 from titanic.store import Description, State
 from titanic.tasks import TaskOptions, Tasks
@@ -37,7 +37,7 @@ def test_clients_take_each_option() -> None:
 
 
 def test_what_is_no_number_is_text() -> None:
-    assert NAMES - NUMBERS - {"key_for", "at"} <= set(TEXTS)
+    assert NAMES - NUMBERS - {"key_for", "at"} <= set(TEXT_OPTIONS)
 
 
 def test_tasks_take_each_option_that_is_a_number() -> None:

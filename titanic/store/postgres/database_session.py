@@ -384,7 +384,7 @@ def _cut(connection: Connection) -> None:
 log = logging.getLogger(__name__)
 logging.getLogger("psycopg").setLevel(logging.ERROR)  # it warns of errors that follow from one that it raises
 
-OLDEST = 130000
+OLDEST_POSTGRESQL = 130000
 """The number of the oldest PostgreSQL that this engine works with."""
 
 _NETWORK = {
@@ -523,8 +523,8 @@ def _set_up(connection: Connection, durability: Durability | None) -> DatabaseSe
     row = given.fetchone()
     assert row is not None
     fsync, pages, synchronous, version, lists, told_us = row
-    if version < OLDEST:
-        raise Unsafe(f"it is PostgreSQL {version // 10000}", f"use {OLDEST // 10000} or later")
+    if version < OLDEST_POSTGRESQL:
+        raise Unsafe(f"it is PostgreSQL {version // 10000}", f"use {OLDEST_POSTGRESQL // 10000} or later")
     for name, value in (("fsync", fsync), ("full_page_writes", pages)):
         if (
             value != "on" and durability is not None
