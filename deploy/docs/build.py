@@ -49,7 +49,6 @@ PAGES = {
     "titanic/README.md": "reference/titanic.md",
     "titanic/PROTOCOL.md": "reference/protocol.md",
     "titanic/web/HTTP.md": "reference/http.md",
-    "broker/zmtp/README.md": "reference/zmtp.md",
     "tests/benchmarks/README.md": "explanation/benchmarks.md",
     "tests/benchmarks/side_by_side/README.md": "explanation/side-by-side.md",
     "CONTRIBUTING.md": "development/contributing.md",
