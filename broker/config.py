@@ -102,7 +102,8 @@ class BrokerConfig:
 
     heartbeat_interval: float = setting(
         2.5,
-        "Heartbeat interval. A peer silent for four of these, or four of its own if longer, counts as disconnected.",
+        "Heartbeat interval. A peer silent for four intervals (this or its own, whichever is longer) counts as"
+        " disconnected.",
         unit="s",
         least=0.01,
         group=TRAFFIC,
@@ -136,7 +137,7 @@ class BrokerConfig:
     )
     max_deliveries: int = setting(
         3,
-        "Workers that may die while processing the same plain MDP request before it gets an error reply. Stored"
+        "How many workers may die while processing the same plain MDP request before it gets an error reply. Stored"
         " requests have --poison-deaths instead.",
         group=TRAFFIC,
     )
@@ -155,8 +156,8 @@ class BrokerConfig:
     )
     max_body: int = setting(
         64 << 20,
-        "Largest body of a request; larger ones are refused. A frame over twice that, or over 2 MiB if that is"
-        " more, closes its connection.",
+        "Largest body of a request; larger ones are refused. A frame larger than 2 MiB and twice that limit"
+        " closes its connection.",
         unit="B",
         group=TRAFFIC,
     )

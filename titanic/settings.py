@@ -102,10 +102,10 @@ class ServerConfig:
     """How long ended and closed requests are kept: see `OperatorSettings`."""
     limits: Mapping[bytes, ServiceLimits] = setting(
         factory=dict,
-        help="Limits of a service, as in mail:waiting=1000,rate=10/s. waiting=N unfinished requests, bytes=SIZE of"
-        " their bodies, running=N at once, rate=N/s (or /m, /h) attempts started, evenly spaced: these four are totals"
-        " over all servers that share a store. keep=TIME (or never), keep_failed=TIME and keep_body=TIME (or never)"
-        " are defaults for requests without these options.",
+        help="Limits of a service, as in mail:waiting=1000,rate=10/s. waiting=N: unfinished requests; bytes=SIZE:"
+        " their bodies; running=N: requests at once; rate=N/s (or /m, /h): attempts started, evenly spaced. These four"
+        " are totals over all servers that share a store. keep=TIME (or never), keep_failed=TIME and keep_body=TIME (or"
+        " never) are defaults for requests without these options.",
         group=TRIED,
         is_live=True,
         option="service_limit",
@@ -153,9 +153,9 @@ class ServerConfig:
     )
     lanes: int = setting(
         64,
-        "With `broker`: number of worker sockets for each of Titanic's five busiest services; the others have 4. If"
-        " that broker does not report its workers, this is also the maximum number of requests in flight for one"
-        " service.",
+        "With `broker`: number of worker sockets for each of the five busiest titanic.* services; the other titanic.*"
+        " services have 4. If that broker does not report its workers, this is also the maximum number of requests in"
+        " flight for one service.",
         least=1,
         most=MAX_LANES,
         group=TRAFFIC,
@@ -170,7 +170,8 @@ class ServerConfig:
     )
     poison_deaths: int = setting(
         3,
-        "A request fails for good after this many workers died while processing only it, whatever --max-attempts is.",
+        "A request fails for good after this many workers died while it was their only request, whatever"
+        " --max-attempts is.",
         least=1,
         most=65535,
         group=TRIED,
@@ -216,7 +217,7 @@ class ServerConfig:
     )
     grace: float = setting(
         10.0,
-        "On shutdown: maximum time for running requests to finish. Requests that workers keep across the restart"
+        "On shutdown: maximum time for running requests to finish. Requests that workers keep across a restart"
         " are not awaited.",
         unit="s",
         least=0,

@@ -62,8 +62,8 @@ def cron(words: Words, once: bool, as_json: bool, log_level: str, log_format: st
       [nightly]                  # its NAME
       service = "backup"
       cron = "30 2 * * *"        # minute, hour, day, month, weekday; with
-                                 # six fields, the first is for seconds
-                                 # or every = "5m", counted from 1970 in UTC
+                                 # six fields, the first is for seconds.
+                                 # Or: every = "5m", counted from 1970 in UTC
       missed = "once"            # if ticks were missed while no scheduler
                                  # ran, submit the last one; "all": up to
                                  # 100; "skip" (default): none
@@ -78,11 +78,11 @@ def cron(words: Words, once: bool, as_json: bool, log_level: str, log_format: st
     is at the first. In zones that shift by half an hour (Lord Howe), list the minutes of a fixed hour: `0,30 2`
     instead of `*/30 2`. Cron expressions need the extra `tasks`. FILE is read once, at startup.
 
-    --json prints, for list, a list of {name, when, service, missed, paused, next, last: null or {tick, uuid, state}},
-    with times as UTC strings; for list without FILE a list of {name, owner, service, when, tz, next, last: null or
-    {tick, uuid, state}, paused_at, late, process, registered_at, seen_at}, with times in microseconds since 1970;
-    `late`: its next tick was due over two minutes ago, and no scheduler submitted it; for run {uuid}, without FILE
-    {names}; for --once {uuids}; for pause and resume {names}. The state is `closed` if the request was closed, or
+    --json prints {uuid} for run FILE NAME, {uuids} for --once, and {names} for run NAME, pause and resume. For list it
+    prints a list of {name, when, service, missed, paused, next, last: null or {tick, uuid, state}}, with times as UTC
+    strings; without FILE, a list of {name, owner, service, when, tz, next, last: null or {tick, uuid, state},
+    paused_at, late, process, registered_at, seen_at}, with times in microseconds since 1970. `late`: its next tick was
+    due over two minutes ago, and no scheduler submitted it. The state is `closed` if the request was closed, or
     deleted after its retention time.
 
     \b

@@ -269,8 +269,8 @@ def workers(as_json: bool, reach: EndpointReach) -> None:
     """List the workers of the server that answers, and the requests that they have.
 
     A line is a worker process, as HOST:PID, or one connection of a worker that does not name its process. SLOTS is how
-    many requests it takes at a time, HEARD the age of its last message, VERSION the version that it reports. Its
-    requests follow, the longest-running first; a dash means a plain request, which is not stored.
+    many requests it takes at a time, HEARD the age of its last message, VERSION the version that it reports. A
+    second table lists all requests, the longest-running first; a dash means a plain request, which is not stored.
 
     Only the number of workers of each service is known if the broker is a separate process, or if you have neither
     metrics = true nor read = "all". If servers share a store, each lists its own workers.
@@ -344,9 +344,9 @@ def services(as_json: bool, last: float, reach: EndpointReach) -> None:
     because some requests are sent ahead; it may exceed a lowered limit because running requests are not stopped. What
     to do about slow services is below the table.
 
-    --json prints {since, step, incomplete, total, services, other, bytes}: since in microseconds since 1970; step the
-    length of a period in seconds; incomplete [[from, until]] of spans for which counts are missing, because a server
-    was killed; bytes the size of counts and audit in the store. total, each of services, and other (the least active
+    --json prints {since, step, incomplete, total, services, other, bytes}. since: microseconds since 1970; step: length
+    of a period in seconds; incomplete: [[from, until]], spans whose counts are missing because a server was killed;
+    bytes: size of counts and audit in the store. total, each of services, and other (the least active
     services if there are over 1000; else null) are {accepted, dispatched, succeeded, failed, retried, expired, closed,
     cancelled (closed before they ended), requeued (sent again by users), wait and run: {p50, p90, p99} in seconds, or
     null}; services also have {waiting, delayed, running, workers, paused, limits, limits_set (as `titanic limits`, if

@@ -255,11 +255,11 @@ def show(uuid: str, body: bool, as_json: bool, **where: Any) -> None:
     history                  the attempts that failed: {counts: {failed, died,
                              lost}, deaths, attempts: [{delivery, outcome,
                              started_at, ended_at, worker, host, pid, version,
-                             user, error}]}, of these the first one and the
-                             last four; absent if none failed. Unknown worker
-                             fields are empty (all, with a separate broker).
-                             `lost` (the worker died or left with other
-                             requests, too) does not count as an attempt.
+                             user, error}] (the first and the last four)};
+                             absent if none failed. Unknown worker fields
+                             are empty (all, with a separate broker). `lost`
+                             (the worker died or left while it had other
+                             requests) does not count as an attempt.
                              `replaced`: the first and the last body replaced
                              by a retry: [{replaced_at, bytes, frames, base64}]
     flow                     {steps: [{at, uuid, service, state, closed, took,

@@ -156,7 +156,8 @@ def _content_type(context: click.Context, option: click.Parameter, kind: str | N
     "--unique-for",
     least=0.001,
     group=CHOICES,
-    help="With --unique: the earlier request counts for this long, even after success, but not after failure or close.",
+    help="With --unique: the earlier request counts for this long, even after success, but not after it fails or is"
+    " closed.",
 )
 @seconds("--delay", least=0, group=CHOICES, help="Do not execute the request before this time has passed.")
 @option(
@@ -199,8 +200,8 @@ def _content_type(context: click.Context, option: click.Parameter, kind: str | N
     type=Keep(least=0.001),
     metavar="TIME",
     group=CHOICES,
-    help="How long to keep the reply unless it is closed; never: until 2 s after the end, for commands and clients"
-    " waiting for it; default: the server's --keep-replies.",
+    help="How long to keep the reply unless it is closed; never: only until 2 s after the request ends, for commands"
+    " and clients waiting for it; default: the server's --keep-replies.",
 )
 @seconds(
     "--keep-failed",
@@ -268,8 +269,8 @@ def submit(
     are not compared. All keys in a store share one namespace (with access control, all keys of a user), so start yours
     with the name of your program: 'shop: order 7'.
 
-    --json prints {uuid}, with "found": true if --unique found an earlier request; with --lines {uuids}, with --wait
-    what `titanic reply --json` prints.
+    --json prints {uuid}, and "found": true if --unique found an earlier request; for --lines it prints {uuids}, for
+    --wait what `titanic reply --json` prints.
 
     \b
     Example:
@@ -436,7 +437,7 @@ def close(
     """Close requests: cancel those not dispatched yet, and delete the others with their replies. Unknown UUIDs are not
     an error.
 
-    Workers of running requests are notified; replies to them are dropped. With --kill, `titanic worker` kills the
+    Workers of running requests are notified; their replies are dropped. With --kill, `titanic worker` kills the
     processes of these requests at once; other requests of the same process run again. Other workers cannot do that:
     the command prints their requests and exits with 1.
 

@@ -28,7 +28,7 @@ REQUESTS = {
     "succeeded": "Requests that ended with a reply.",
     "failed": "Requests that failed for good.",
     "expired": "Requests that expired.",
-    "poisoned": "Requests that failed because too many workers died while processing only them.",
+    "poisoned": "Requests that failed as poison: too many workers died with no other request.",
     "retried": "Failed attempts after which the request is retried.",
     "returned": "Requests returned to the queue because no worker took them.",
     "closed": "Requests closed by clients and administrators.",
@@ -207,7 +207,7 @@ def _store(snapshot: ServerSnapshot) -> Iterable[Metric]:
         text = "Time since the oldest request that awaits archiving was closed."
         yield GaugeMetricFamily("titanic_archive_lag_seconds", text, value=lag.seconds)
     if (at := snapshot.backed_up_at) is not None:
-        text = "Unix time in seconds when the last complete backup by titanic backup began."
+        text = "Unix time in seconds when `titanic backup` began the last complete backup."
         yield GaugeMetricFamily("titanic_backup_timestamp_seconds", text, value=at)
 
 
