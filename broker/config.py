@@ -156,7 +156,7 @@ class BrokerConfig:
     )
     max_body: int = setting(
         64 << 20,
-        "Largest body of a request; larger ones are refused. A frame larger than 2 MiB and twice that limit"
+        "Largest body of a request; larger ones are refused. A frame larger than both 2 MiB and twice `max_body`"
         " closes its connection.",
         unit="B",
         group=TRAFFIC,
@@ -168,8 +168,8 @@ class BrokerConfig:
     )
     send_queue_bytes: int = setting(
         1 << 30,
-        "Maximum bytes queued for all peers, half of them for one user, and maximum bytes of all partly received"
-        " messages. A peer that does not read always gets one message; further ones are dropped and counted.",
+        "Maximum bytes queued for all peers, at most half for one user, and maximum bytes of all partly received"
+        " messages. Beyond it, messages to peers with queued messages are dropped and counted.",
         unit="B",
     )
 

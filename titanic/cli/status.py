@@ -278,7 +278,7 @@ def workers(as_json: bool, reach: EndpointReach) -> None:
     To drain a worker, stop its unit, or send SIGTERM to PID at HOST. The worker takes no more requests, and exits when
     its running ones have ended.
 
-    --json prints {workers (null if unknown), services: {name: number of workers, or their slots; null: one or more},
+    --json prints {workers (null if unknown), services: {name: total slots of its workers; null: one or more workers},
     omitted (worker processes left out of a list that would be too long), node (the server's name, if servers share
     a store), reason (why workers is null)}. Each worker is {name, host, pid, user (with access control), version,
     services, slots, requests: [{uuid, service, started_at}], registered_at, heard_at}; times are microseconds since

@@ -258,9 +258,9 @@ def submit(
 ) -> None:
     """Store a request for SERVICE and print its UUID. Each BODY is a frame; - stands for standard input.
 
-    When the UUID is printed, the request is on disk and survives any crash. With --wait the UUID goes to standard error
-    and the reply to standard output; the exit codes are those of `titanic reply`. If no answer arrives in time, the
-    request is sent again; it is still stored only once.
+    When the UUID is printed, the request is on disk and survives any crash, unless the server has --durability relaxed
+    or memory. With --wait the UUID goes to standard error and the reply to standard output; the exit codes are those of
+    `titanic reply`. If no answer arrives in time, the request is sent again; it is still stored only once.
 
     Each line of --lines is the body of a request, without its line ending; an empty line is a request with an empty
     body.

@@ -75,7 +75,8 @@ def worker(
 
     One process has the connection to the broker and executes nothing. --processes is the number of other processes:
     each uses one CPU core, for up to --jobs requests at a time. They serve all tasks and services of the app, unless
-    limited by --only or --except; flows run only where NAME.flow is served. A dying process affects only its own jobs.
+    limited by --only or --except; flows run only where the app's service NAME.flow is served. A dying process affects
+    only its own jobs.
 
     A process that dies, exceeds --memory or has started --max-requests requests is replaced, after finishing its
     requests if possible. A process is killed when a task exceeds its limit by --watchdog, unless the task has

@@ -28,7 +28,7 @@ REQUESTS = {
     "succeeded": "Requests that ended with a reply.",
     "failed": "Requests that failed for good.",
     "expired": "Requests that expired.",
-    "poisoned": "Requests that failed as poison: too many workers died with no other request.",
+    "poisoned": "Requests that failed as poison: too many workers died while running nothing else.",
     "retried": "Failed attempts after which the request is retried.",
     "returned": "Requests returned to the queue because no worker took them.",
     "closed": "Requests closed by clients and administrators.",
@@ -178,7 +178,7 @@ def _store(snapshot: ServerSnapshot) -> Iterable[Metric]:
         "titanic_store_capacity_bytes": ("Size limit of the store.", store.capacity),
         "titanic_store_used_bytes": ("Bytes of the store in use.", store.used),
         "titanic_store_free_bytes": ("Bytes of the store not in use.", max(0, store.capacity - store.used)),
-        "titanic_store_closed": ("Closed requests in the ring.", store.closed),
+        "titanic_store_closed": ("Closed requests in the store.", store.closed),
         "titanic_store_pinned_bytes": (
             "Bytes that cannot be reused because a process has been reading the store for some time.",
             max((reader.pinned for reader in snapshot.readers), default=0),

@@ -196,7 +196,7 @@ class DispatchStats(TypedDict):
     retried: int
     returned: int
     poisoned: int
-    """Requests that failed as poison: too many workers died with no other request; they are among the `failed`."""
+    """Requests that failed as poison: too many workers died while running nothing else; they are among the `failed`."""
 
 
 class AskedNode(TypedDict):
