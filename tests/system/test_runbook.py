@@ -165,7 +165,7 @@ def lost_key(here: Machine) -> None:
     keys = ("--key-file", "/etc/titanic/shop.key_secret", "--server-key")
     here.does("titanic", "submit", "mail", "hello", *keys, "/root/old.key")
     here.does("rm", "/etc/titanic/server.key", "/etc/titanic/server.key_secret")
-    (printed,) = re.findall(r"delete both files, run `([^`]+)`, restart", README.replace("\n", " "))
+    (printed,) = re.findall(r"delete `/etc/titanic/server.key\*`, run `([^`]+)`, restart", README.replace("\n", " "))
     drill(here, [printed, "systemctl restart titanic"])
     refused = here.run("titanic", "submit", "mail", "hello", "--timeout", "5", *keys, "/root/old.key")
     assert refused.code != 0
