@@ -51,7 +51,8 @@ def test_malformed_handshakes(tmp_path: Path, seed: int) -> None:
         beside = good.calls - calls
         handshakes.close()
         assert handshakes.let_in == []
-        assert handshakes.welcomed > HANDSHAKES / 20, "hardly any came as far as to an INITIATE"
+        # Fewer on a busy machine: the oldest unanswered ones end when there are too many.
+        assert handshakes.welcomed > HANDSHAKES / 100, "hardly any came as far as to an INITIATE"
         assert beside > 0
         until(lambda: descriptors(pid) <= before)
         assert (memory_bytes(pid) or 0) < memory + MOST_GROWTH

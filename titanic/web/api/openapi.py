@@ -504,7 +504,7 @@ def _option_header(name: str) -> Part:
 
 
 _SUBMIT_TYPES = {
-    name: reduce(or_, (one for one in getattr(hint, "__args__", (hint,)) if one is not msgspec.UnsetType))
+    name: reduce(or_, (one for one in get_args(hint | msgspec.UnsetType) if one is not msgspec.UnsetType))
     for name, hint in get_type_hints(Submit, include_extras=True).items()
 }
 _SUBMIT_DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(Submit)}

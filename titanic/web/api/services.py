@@ -165,7 +165,7 @@ async def get_audit(request: Request) -> Response:
 
 def audit_query(given: Mapping[str, str], limit: int, *, refusals: bool) -> AuditQuery:
     """Read which rows of the audit are wanted, at most `limit`. Raises HTTPProblem."""
-    last = read_integer("last", given["last"], 1, MAX_AGE) if given.get("last") else None
+    last = read_integer("last", given["last"], 1, MAX_AGE) if "last" in given else None
     return {
         "refusals": refusals,
         "limit": limit,

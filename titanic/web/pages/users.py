@@ -119,9 +119,9 @@ async def audit(request: Request) -> Response:
     names = ("show", "user", "act", "address", "last")
     given = {name: query.get(name, "").strip()[:255] for name in names}
     after, refusals = query.get("after", ""), given.get("show") == "refusals"
-    options = audit_query(given | ({"after": after} if after else {}), AUDITED, refusals=refusals)
-    found = await unless_forbidden("audit", visitor_of(request).client.audit(**options))
     shown = {name: text for name, text in given.items() if text}
+    options = audit_query(shown | ({"after": after} if after else {}), AUDITED, refusals=refusals)
+    found = await unless_forbidden("audit", visitor_of(request).client.audit(**options))
     start = f"/audit?{urlencode(shown)}" if shown else "/audit"
     following = None if isinstance(found, NotPermitted) else found["next"]
     return state.page(

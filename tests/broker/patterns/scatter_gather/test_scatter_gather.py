@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -208,7 +208,8 @@ def test_what_those_who_gather_do_not_read_is_told_at_the_end(tmp_path: Path) ->
             fill(scatter)
         assert scatter.sent >= QUEUE
         unsent = f"up to {min(scatter.sent, 2 * QUEUE)} of {scatter.sent} messages were not"
-        with pytest.raises(Unsent, match=unsent) if choose().wakes else nullcontext():  # libzmq does not know
+        # libzmq does not know; what waits here for the connection is known.
+        with pytest.raises(Unsent, match=unsent) if choose().wakes else suppress(Unsent):
             scatter.close(linger=100)
 
 

@@ -99,7 +99,17 @@ def test_answers_are_as_declared(http: httpx.Client, client: Client, path: str, 
     msgspec.convert(row, openapi.Service)
 
 
+def test_headers_of_numbers_have_bounds() -> None:
+    parts = [
+        (one["name"], part) for one in openapi.SUBMIT_HEADERS for part in one["schema"].get("anyOf", [one["schema"]])
+    ]
+    numbers = {name: part.keys() for name, part in parts if part.get("type") in ("integer", "number")}
+    assert {"Titanic-Key-For", "Titanic-Priority", "Titanic-Keep"} <= numbers.keys()
+    assert all({"minimum", "maximum"} <= members for members in numbers.values())
+
+
 @pytest.mark.torture(short=True)
+@pytest.mark.filterwarnings("ignore:Exception in thread schemathesis:pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.timeout(torture.MOST_SECONDS if torture.LONG else 600)  # on a busy machine it takes minutes
 @pytest.mark.settings(capacity=4 << 30)
 @pytest.mark.web(hooks=True)

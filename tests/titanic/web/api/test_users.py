@@ -101,7 +101,7 @@ def test_the_audit_names_the_way_and_the_clients_address(scene: Secured) -> None
     assert [{**row, "at": 0} for row in page["acts"] + rest["acts"]] == [{**row, "at": 0} for row in rows[:2]]
     assert page["acts"][0]["at"] >= rest["acts"][0]["at"] > "2026"
     assert program.get("/v1/audit?address=127.0.0.3&act=close").json()["acts"] == rest["acts"]
-    for query in ("last=0", "last=x", "after=x", "refusals=1", "text=x"):
+    for query in ("last=0", "last=x", "last=", "after=x", "refusals=1", "text=x"):
         assert program.get(f"/v1/audit?{query}").status_code == 400, query
     refused = scene.program("bob").get("/v1/audit")
     assert (refused.status_code, "audit = true" in refused.json()["detail"]) == (403, True)
