@@ -6,7 +6,7 @@ import random
 
 import psycopg
 import pytest
-from support.postgres import needs_postgres, shared_server
+from support.postgres import PostgresServer, needs_postgres
 from support.postgres_churn import Churn
 from support.torture import SEED, figures, tally
 
@@ -21,16 +21,14 @@ PARTS = 10
 
 @pytest.mark.torture
 def test_tables_stay_as_large_as_they_are() -> None:
-    server = shared_server()
-    name = server.new_database()
     with (
-        PostgresStore.open(server.url(name), capacity=8 << 30) as store,
+        PostgresServer(autovacuum_naptime="5s").create() as server,  # a day in minutes: so it comes more often, too
+        PostgresStore.open(server.url(name := server.new_database()), capacity=8 << 30) as store,
         psycopg.connect(server.url(name), autocommit=True) as connection,
     ):
         churn = Churn(store, random.Random(SEED))
         parts = [churn.go_on(connection, LIVES // PARTS) for _ in range(PARTS)]
         assert check(store) == []
-    server.drop_database(name)
     tally["operations modelled"] += LIVES
     early, late = parts[: PARTS // 2], parts[PARTS // 2 :]
     for part in parts:
