@@ -135,7 +135,7 @@ class WorkerChannel(SessionChannel[WorkerSession]):
             self.session.receive(self._dealer.number, frames, now)
             if self.session.refused and not self._dealer.has_other:
                 self._refused(now)
-            if self.session.slots < 2 or not self._dealer.has_input:  # a broken connection is reported by itself
+            if self.session.slots < 2 or not self._dealer.has_input:  # the loop notices a broken connection
                 return False
         if self._dealer.broke(returns=self.session.returns):
             self._lost(now)

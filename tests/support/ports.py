@@ -16,8 +16,8 @@ _ports = cycle(Random().sample(_own, len(_own)))
 
 
 def free_port() -> int:
-    """A port for a server that is started later. No other test process chooses it, and this one not again before all
-    others: until the server is there, it would look free."""
+    """A port for a server that is started later. No other test process chooses it, and this one chooses all
+    its others first: until the server is there, the port looks free."""
     while True:
         with suppress(OSError), socket.create_server(("127.0.0.1", next(_ports))) as free:
             return int(free.getsockname()[1])

@@ -277,7 +277,7 @@ class Writer:
                 entered = time.monotonic(), time.thread_time()
                 if self._remote:
                     cast(SharedWriteTransaction, transaction).optimistic(alone=len(writes) == 1)
-                # Not isinstance: below a Protocol that is slow.
+                # isinstance is slow for a class that inherits from a Protocol.
                 flushes = last or facts.wants(now_us) or type(writes[0]) is FlushWrite
                 if flushes:  # first: the totals are compared with the requests before any change
                     alone = all(type(write) is FlushWrite for write in writes)

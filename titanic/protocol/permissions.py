@@ -29,8 +29,8 @@ that passes is not permitted yet: the services check again with what they read f
 read is refused by every service.
 
 `MEANINGS` is what `titanic access` prints of each permission; `NEEDS` what services answer to users without it, with
-`_permits` as the rule behind it, and `_LACKS` the broker's rules (its row for ADMIN lets pass who may perform any
-action): add a new permission to these and to the table. Which permissions there are, and how a user has them, is in
+`_permits` as the rule behind it, and `_LACKS` the broker's rules (its row for ADMIN admits users who may perform
+any action): add a new permission to these and to the table. Which permissions there are, and how a user has them, is in
 broker/access/users.py; broker/access/decision.py explains decisions to `titanic access test`.
 """
 

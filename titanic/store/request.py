@@ -84,7 +84,7 @@ HEAD_SIZE, FRAME_SIZE, KEY_SIZE = 44, 4, 18
 
 HEAD_SIZE is the header of a request's record in LMDB (a test compares them). If that grows, PostgreSQL and the engine
 in memory count more for each request, too: also for those that are stored, which were counted with the former number.
-So `_upgrade` (postgres/schema.py) then recounts `load` and `usage`, behind the steps (RECOUNT is made of the present
+So `_upgrade` (postgres/schema.py) then recounts `load` and `usage`, after the steps (RECOUNT is made of the present
 fields), and OLDEST and the step's `oldest` rise: a node of an earlier version would take off the former number.
 """
 

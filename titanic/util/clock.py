@@ -22,7 +22,7 @@ BELIEVED_AFTER = 3600.0
 """Seconds that a clock must run after it was set ahead, before requests may end because of that."""
 
 _CLOCK: int = getattr(time, "CLOCK_BOOTTIME", 0) or getattr(time, "CLOCK_MONOTONIC", 0)
-"""On macOS the second one runs on while the machine sleeps. Windows, which has only clients, has neither."""
+"""On macOS the second one runs on while the machine sleeps. Windows, where only clients run, has neither."""
 
 
 def wall_us() -> int:

@@ -22,7 +22,7 @@ PARTS = 10
 @pytest.mark.torture
 def test_tables_stay_as_large_as_they_are() -> None:
     with (
-        PostgresServer(autovacuum_naptime="5s").create() as server,  # a day in minutes: so it comes more often, too
+        PostgresServer(autovacuum_naptime="5s").create() as server,  # a day passes in minutes
         PostgresStore.open(server.url(name := server.new_database()), capacity=8 << 30) as store,
         psycopg.connect(server.url(name), autocommit=True) as connection,
     ):

@@ -208,7 +208,7 @@ def test_what_those_who_gather_do_not_read_is_told_at_the_end(tmp_path: Path) ->
             fill(scatter)
         assert scatter.sent >= QUEUE
         unsent = f"up to {min(scatter.sent, 2 * QUEUE)} of {scatter.sent} messages were not"
-        # libzmq does not know; what waits here for the connection is known.
+        # libzmq cannot say. What is held until there is a connection is reported in any case.
         with pytest.raises(Unsent, match=unsent) if choose().wakes else suppress(Unsent):
             scatter.close(linger=100)
 
