@@ -42,17 +42,15 @@ from broker.zmtp.frames import ZmtpFault
 
 log = logging.getLogger(__name__)
 
-MAX_READ = 64 << 10
-"""Bytes read from one connection in a round: many small messages, which are then stored by one commit."""
+MAX_READ = 256 << 10
+"""Bytes read from one connection in a round: many small messages, which are then stored by one commit, or as much of a
+large one as Linux keeps for a local socket. Python allocates as much first, so more would be slower."""
 
 MAX_EVENTS = 1000
 """Messages and commands of one connection in a round: a few milliseconds of work, however small they are."""
 
 MIN_HELD = 16 << 10
 """Bytes of an incomplete message from which they count."""
-
-MAX_READ_LARGE = 1 << 20
-"""The same while a large frame is received, which takes little work."""
 
 MAX_WRITE = 1 << 20
 """Bytes written to one connection in a round."""
@@ -188,7 +186,9 @@ class Connections:
         handshaking, accepting = [], []
         for at, (descriptor, events) in enumerate(ready):
             if len(self._arrived) >= MAX_MESSAGES:
-                self.ready.update(ready[at:])
+                again = [*self.ready.items()]  # these had a turn in this round
+                self.ready.clear()
+                self.ready.update([*ready[at:], *again])
                 for unread, _ in ready[at:]:
                     if (connection := self._connections.get(unread)) is not None:
                         connection.heard_at = now  # it is not silent
@@ -313,7 +313,7 @@ class Connections:
         data = b""
         if connection.ending_at is not None or not protocol.has_more:
             try:
-                data = connection.stream.recv(MAX_READ_LARGE if connection in self._receiving else MAX_READ)
+                data = connection.stream.recv(MAX_READ)
             except (BlockingIOError, InterruptedError):
                 return
             except OSError:
@@ -605,6 +605,6 @@ class Connections:
         for connection in [*self._connections.values()]:
             self._shut_down(connection)
             with suppress(OSError):  # see _shut_down
-                connection.stream.recv(MAX_READ_LARGE)
+                connection.stream.recv(MAX_READ)
             connection.stream.close()
         self._connections.clear()

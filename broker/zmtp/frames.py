@@ -21,8 +21,8 @@ SHORT_SIZE = 255
 _SHORT_MORE = [bytes((MORE, size)) for size in range(SHORT_SIZE + 1)]
 _SHORT_LAST = [bytes((0, size)) for size in range(SHORT_SIZE + 1)]
 
-LARGE = 1 << 16
-"""Missing bytes from which a frame counts as large: its parts are collected and joined once."""
+LARGE = 1 << 14
+"""Bytes from which an incomplete frame counts as large: its parts are collected and joined once."""
 
 Buffer = bytes | bytearray | memoryview
 
@@ -168,7 +168,7 @@ class FrameReader:
                     head, frames, size = frames[:HEAD], [], 0
                     return OversizedMessage(head)
                 if stop > end:
-                    if stop - end > LARGE:
+                    if length > LARGE:
                         self._flags, self._parts, self._missing = flags, [data[begin:]], stop - end
                         self.large = end - begin
                         at = end
