@@ -201,7 +201,11 @@ def test_the_row_goes_with_its_request(store):
     """What is counted for the owner is nothing in the end, and no key is left."""
     for rule in RULES:
         (one,) = accept(store, unique(rule, owner=b"eve"))
-        close(store, one.uuid)
+        fail(store, one.uuid)
+        (other,) = accept(store, unique(rule, owner=b"eve"))
+        with store.write() as txn:
+            for uuid in (other.uuid, one.uuid):
+                txn.close(uuid, NOW)
     with store.write() as txn:
         assert txn.load(b"eve") == (0, 0)
         assert txn.trim(NOW + 10**15, Retention(0, 0)).keys == 0

@@ -91,7 +91,9 @@ def take(
     """Take the keys for requests of these ids. Returns the holders of those that were there before, which stay."""
     if tx.is_optimistic:
         known = {name: tx.assumed_keys[name] for name in wanted if name in tx.assumed_keys}
-        if tx.changes.to_forget.keys().isdisjoint(wanted) and all(one.until > sure_us for one in known.values()):
+        if wanted.keys().isdisjoint(one[:2] for one in tx.changes.to_forget) and all(
+            one.until > sure_us for one in known.values()
+        ):
             return {name: TakenKey(list(one.uuids), False) for name, one in known.items()}
         tx.ask_first()
     rows = tx.fetch_keys(_TAKE, *_arrays(wanted, uuids, now_us))
@@ -132,7 +134,7 @@ def forget(tx: PostgresWriting, keys: Sequence[bytes], owner: bytes = b"") -> No
     names = [(owner, key) for key in keys]
     if not tx.assumed_keys.keys().isdisjoint(names):
         tx.ask_first()
-    tx.changes.to_forget |= dict.fromkeys(names, ANY)
+    tx.changes.to_forget |= {(*name, ANY) for name in names}
 
 
 def put_facts(tx: PostgresWriting, changed: Iterable[tuple[bytes, bytes | None]]) -> None:

@@ -6,7 +6,7 @@ statements, each with an array for each column.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -259,11 +259,6 @@ _NOTHING = (b"s", b"", 0, 0, 0)
 ANY = bytes(SIZE)
 
 
-def forgotten(keys: Mapping[tuple[bytes, bytes], bytes]) -> list[tuple[bytes, bytes, bytes]]:
-    """The rows that FORGET takes, in the order in which all nodes lock them."""
-    return [(*name, uuid) for name, uuid in sorted(keys.items())]
-
-
 class Changes:
     """What is to be written. `touched` are the requests in it, `closed` those that get a number."""
 
@@ -280,8 +275,9 @@ class Changes:
         self.expiring: list[tuple[int, bytes]] = []
         self.closed: list[ClosedRow] = []
         self.keys: list[KeyRow] = []
-        self.to_forget: dict[tuple[bytes, bytes], bytes] = {}
-        """Owners and keys that are forgotten: if they stand for this request, or (ANY) in any case."""
+        self.to_forget: set[tuple[bytes, bytes, bytes]] = set()
+        """Owners and keys that are forgotten: if they stand for this request, or (ANY) in any case. Nodes lock them in
+        their order."""
         self.uncounted: list[tuple[bytes, bytes, int]] = []
         """Services, requests and incarnations: their rows of `bounded` go."""
         self._not_ready: list[tuple[bytes, bytes, int]] = []
@@ -403,7 +399,7 @@ class Changes:
             return lists(values, lists_type)
 
         if self.to_forget:
-            add("forgotten", FORGET, forgotten(self.to_forget), (_T, _T, _I))
+            add("forgotten", FORGET, sorted(self.to_forget), (_T, _T, _I))
         if self.keys:
             uuids, rows = _key_rows(self.keys)
             given.append(ids(uuids))
@@ -443,7 +439,7 @@ class Changes:
             parts.append(("recalled", _RECALL))
             given += (ids(self._gone), own)
         loads = [(*name, *change) for name, change in self._loads.items() if any(change)]
-        owned = any(owner for owner, _ in self.to_forget)
+        owned = any(owner for owner, *_ in self.to_forget)
         costs = self._closed_costs
         if n := len(self.closed):
             parts.append(("numbers", _GIVE_NUMBERS))

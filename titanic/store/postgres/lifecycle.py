@@ -304,7 +304,7 @@ def close_request(tx: PostgresWriting, uuid: bytes, now_us: int, unclaimed: bool
     changes.count(requests=-1, used=-used)
     status = Status(one.state) if one.has_ended else Status.CANCELLED
     if (name := unique_name(one)) and not outlives(name, unclaimed, status):
-        changes.to_forget[one.owner, name] = uuid
+        changes.to_forget.add((one.owner, name, uuid))
     if tx.settings.keep_closed:
         _remember(tx, one, now_us, unclaimed)
     tx.seen[uuid] = None

@@ -26,7 +26,7 @@ import psycopg
 from psycopg import Cursor
 
 from titanic.errors import StoreError
-from titanic.store.postgres.changes import FORGET, Changes, forgotten
+from titanic.store.postgres.changes import FORGET, Changes
 from titanic.store.postgres.connection_pool import ConnectionPool
 from titanic.store.postgres.database_session import (
     CATCH_UP,
@@ -207,7 +207,7 @@ class PostgresWriting(SnapshotReader):
 
     def fetch_keys(self, text: str, *parameters: object) -> list[Row]:
         """`fetch` of keys, which have nothing to do with other changes. Those are forgotten first that are to be."""
-        forget, self.changes.to_forget = forgotten(self.changes.to_forget), {}
+        forget, self.changes.to_forget = sorted(self.changes.to_forget), set()
         if not forget:
             return self.fetch_apart(text, *parameters)
         owners, keys, uuids = zip(*forget, strict=True)
