@@ -127,7 +127,7 @@ class BrokerCore(ReturnCore):
         for delivery in list(self.missing.timers.due(now)):
             if delivery in self.missing.named:
                 self.refuse_named(delivery, now)
-            else:
+            elif self.missing.get(delivery) is not None:  # else its worker was forgotten when another was refused
                 self._release([delivery], now, died=True)
         for worker in self.registry.due(now):
             self._output.append((worker.peer, worker.dialect.encode(Command.HEARTBEAT)))

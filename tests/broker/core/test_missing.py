@@ -433,6 +433,25 @@ def test_without_a_decision_it_is_refused(here: Elsewhere) -> None:
     assert here.cancelled("w") == [token]
 
 
+@pytest.mark.parametrize("how", ["it is malformed", "it is dismissed"])
+def test_the_worker_is_forgotten_while_what_it_has_named_is_refused(here: Elsewhere, how: str) -> None:
+    """The other one that it has named is due at the same time."""
+    tokens = [b"%048x" % number + context(b"1") for number in range(2)]
+    said = b"ended" if how == "it is dismissed" else b"held"
+    here.said("w", *READY, b"titanic:held=" + tokens[0], b"titanic:%b=" % said + tokens[1])
+    here.ends("w", tokens[0])
+    if how == "it is dismissed":
+        here.core.drain(here.now)
+    else:
+        here.ends("w", tokens[0], b"again")
+    for _ in range(12):
+        here.core.receive("w", HEARTBEAT, here.now)
+        here.later(5)
+    here.later(1)
+    assert not here.core.missing.named
+    assert "w" not in here.core.workers
+
+
 def test_a_decision_and_a_worker_are_waited_for_again_as_long_as_before(here: Elsewhere) -> None:
     token, missing = brought(), here.core.missing
     here.ready("w", b"k", token)
