@@ -124,19 +124,18 @@ class BrokerCore(ReturnCore):
             self.stats["workers_expired"] += 1
             self._send_worker(worker, Command.DISCONNECT, (), now)
             self._forget(worker, now, died=True, returns=True)
-        for delivery in list(self.missing.timers.due(now)):
-            if delivery in self.missing.named:
-                self.refuse_named(delivery, now)
-            elif self.missing.get(delivery) is not None:  # else its worker was forgotten when another was refused
-                self._release([delivery], now, died=True)
+        for delivery in list(self.missing.decisions.due(now)):
+            self.refuse_named(delivery, now)
+        self._release(list(self.missing.timers.due(now)), now, died=True)
         for worker in self.registry.due(now):
             self._output.append((worker.peer, worker.dialect.encode(Command.HEARTBEAT)))
         if self.waiting.sweep_at is not None and now >= self.waiting.sweep_at:
             self._expire_requests(now)
 
     def next_deadline(self) -> float | None:
-        timers = self._heartbeats.wake_at, self.registry.silences.wake_at, self.missing.timers.wake_at
-        return earliest(*timers, self.waiting.sweep_at)
+        missing = self.missing
+        timers = self._heartbeats.wake_at, self.registry.silences.wake_at, missing.timers.wake_at
+        return earliest(*timers, missing.decisions.wake_at, self.waiting.sweep_at)
 
     # -- more that a shell can report -----------------------------------------------------------------------
 

@@ -147,6 +147,8 @@ class MissingRequests:
     def __init__(self, patience: float) -> None:
         self.patience = patience
         self.timers: Timers[bytes] = Timers()
+        self.decisions: Timers[bytes] = Timers()
+        """When those `named` are refused; one of these may wait for another worker as well."""
         self.of_services: dict[bytes, int] = {}
         """How many there are of each service. Any thread may read it."""
         self.expected: dict[tuple[Peer, bytes], Expected] = {}
@@ -185,8 +187,9 @@ class MissingRequests:
 
     def wait_again(self, delivery: bytes, now: float) -> None:
         """Wait as long again for a worker, or for the decision about what one has named."""
-        if delivery in self.timers:
-            self.timers.set(delivery, now + (self.decided_within if delivery in self.named else self.patience))
+        for timers, seconds in ((self.timers, self.patience), (self.decisions, self.decided_within)):
+            if delivery in timers:
+                timers.set(delivery, now + seconds)
 
     def get(self, delivery: bytes) -> MissingRequest | None:
         """Return a request that waits."""
@@ -213,7 +216,7 @@ class MissingRequests:
         if not self.decided_within or delivery in self.named or delivery == request.token:
             return False
         self.named[delivery], self.is_new = NamedRequest(worker, request, [], has_ended), True
-        self.timers.set(delivery, now + self.decided_within)
+        self.decisions.set(delivery, now + self.decided_within)
         return True
 
     def keep(self, named: NamedRequest, command: Command, rest: Frames, most: int) -> bool:
@@ -230,7 +233,7 @@ class MissingRequests:
         """Return a request that waits for the decision no longer; None: it does not."""
         named = self.named.pop(delivery, None)
         if named is not None:
-            self.timers.cancel(delivery)
+            self.decisions.cancel(delivery)
             self._said -= sum(footprint(rest) for _, rest in named.said)
         return named
 

@@ -75,7 +75,8 @@ def check(core: BrokerCore) -> None:
     assert {id(one) for one in core.registry.delivered.values()} <= {id(one) for one in [*in_hand, *missing]}
     assert not {id(one) for one in [*in_hand, *waiting]} & {id(one) for one in missing}
     assert core.missing.of_services == Counter(one.service for one in missing)
-    assert set(core.missing.timers) == {*core.missing, *core.missing.named}
+    assert set(core.missing.timers) == set(core.missing)
+    assert set(core.missing.decisions) == set(core.missing.named)
     assert sorted(one for own in core.missing._keepers.values() for one in own) == sorted(core.missing)
     assert core.registry.keepers == {one.keeper: one for one in core.workers.values() if one.keeper}
     assert all(request.mark == mark for mark, request in core.registry.delivered.items())

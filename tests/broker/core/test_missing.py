@@ -456,7 +456,7 @@ def test_a_decision_and_a_worker_are_waited_for_again_as_long_as_before(here: El
     token, missing = brought(), here.core.missing
     here.ready("w", b"k", token)
     missing.wait_again(delivery_of(token), here.now + 5)
-    assert missing.timers.get(delivery_of(token)) == here.now + 5 + missing.decided_within
+    assert missing.decisions.get(delivery_of(token)) == here.now + 5 + missing.decided_within
     here.decides(token)
     here.lost("w")
     missing.wait_again(delivery_of(token), here.now + 5)
@@ -562,6 +562,29 @@ def test_its_queue_knows_that_there_is_a_reply(here: Elsewhere) -> None:
     here.ends("w", token)
     assert named.has_reply
     assert here.core.missing.is_new
+
+
+@pytest.mark.parametrize("stays", [True, False])
+@pytest.mark.parametrize("first", ["it is lost", "it is named"])
+def test_another_worker_names_what_waits_for_its_own(here: Elsewhere, first: str, stays: bool) -> None:
+    here.core.missing.decided_within = 20.0
+    here.ready("w", b"k")
+    here.sends(b"1")
+    (token,) = here.given("w").values()
+    if first == "it is lost":
+        here.lost("w")
+    here.ready("x", b"x", token, process=b"h:2/y")
+    if first == "it is named":
+        here.lost("w")
+    if not stays:
+        here.lost("x")
+    for _ in range(5):
+        here.core.receive("x", HEARTBEAT, here.now)
+        here.later(5)
+    assert here.cancelled("x") == [token] * stays
+    assert here.answers() == {}
+    here.later(5)
+    assert here.answers() == {b"1": b"500"}
 
 
 # -- a queue elsewhere, which says GIVEN -------------------------------------------------------------------------
