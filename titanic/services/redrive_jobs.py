@@ -27,6 +27,7 @@ from titanic.protocol.messages import RedriveAction
 from titanic.protocol.permissions import lacks, lacks_submit
 from titanic.services.ask import ServiceContext, ServiceHost
 from titanic.store import Description, ReadTransaction, SharedReadTransaction, State, WriteTransaction
+from titanic.store.rules import MAX_FACT
 from titanic.util import ids
 
 JOBS, UUIDS, LOCK = b"jo", b"ju", b"jl"
@@ -45,6 +46,12 @@ APART_US = 5_000_000
 
 PAGE = 256
 """Requests that are read at a time."""
+
+MAX_REASON = 500
+"""Characters of the reason of a job."""
+
+MAX_JOB = MAX_FACT - 4096
+"""Bytes of a new job: its later states are longer, and must fit as well."""
 
 RETRIABLE = (State.FAILED, State.EXPIRED)
 CLOSABLE = (State.WAITING, State.DELAYED, State.DONE, *RETRIABLE)
@@ -127,7 +134,7 @@ class RedriveJob(Struct, kw_only=True, omit_defaults=True):
     def finish(self, transaction: WriteTransaction, now_us: int, state: str, reason: str = "") -> list[Act]:
         """End it. Returns its act, if it may have acted."""
         acted = self.state in ("running", "paused")
-        self.state, self.ended_at, self.reason = state, now_us, reason
+        self.state, self.ended_at, self.reason = state, now_us, reason[:MAX_REASON]
         self.drop(transaction)
         document = self.document()
         words = [f"{name}={value}" for name, value in document["where"].items()]
@@ -190,7 +197,7 @@ def apply(
     elif known:
         job = known[0]
         acts = _change(transaction, job, options, now_us)
-        if user is not None and user.name == job.origin.user:
+        if job.state not in ENDED and user is not None and user.name == job.origin.user:
             job.user = user.to_json()
     else:
         raise ValueError(f"there is no job {options.job}")
@@ -201,6 +208,8 @@ def apply(
 def _start(transaction: WriteTransaction, job: RedriveJob, user: User | None) -> None:
     if (fault := lacks_for(user, job.options)) is not None:
         raise Forbidden(fault)
+    if job.options.uuids is None and (size := len(msgpack.encode(job))) > MAX_JOB:
+        raise ValueError(f"the job has {size} bytes, {MAX_JOB} are the most; shorten its conditions")
     jobs = read_jobs(transaction)
     old = [one for one in jobs if one.state in ENDED][: max(0, len(jobs) - MAX_KEPT + 1)]
     counted = [one for one in jobs if one.state == "counted" and one.origin.user == job.origin.user]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -291,6 +292,25 @@ def test_a_condition_is_not_so_long_that_the_end_of_its_job_cannot_be_stored(cli
     reach(client, client.redrive("close", service=long, error=long, text=long, body=long), "done")
     with pytest.raises(InvalidRequest, match="text must be a string of at most 4000 characters"):
         client.redrive("close", state="waiting", text="x" * 65_300)
+
+
+def test_the_longest_job_reaches_each_end(server: Server, client: Client) -> None:
+    client.submit("mail", "a")
+    for long in ("\x01" * 4000, "中" * 4000):
+        reach(client, client.redrive("close", service=long, owner=long, error=long, text=long, body=long), "done")
+    long = "😀" * 4000
+    with pytest.raises(InvalidRequest, match="shorten its conditions") as refused:
+        client.redrive("close", service=long, owner=long, error=long, text=long)
+    (size,) = re.findall(r"has (\d+) bytes", str(refused.value))
+    text = "😀" * 3200 + "x" * (3200 - int(size) + redrive_jobs.MAX_JOB)
+    with pytest.raises(InvalidRequest, match="shorten its conditions"):
+        client.redrive("close", service=long, owner=long, error=long, text=text + "x")
+    ended = reach(client, client.redrive("close", service=long, owner=long, error=long, text=text), "done")
+    with server.store.write() as transaction:
+        (job,) = redrive_jobs.read_jobs(transaction, bytes.fromhex(ended["id"]))
+        job.finish(transaction, 2**63, "stopped", f"alice may not submit to {long}")
+        job.put(transaction)
+    assert now(client, ended)["reason"].startswith("alice may not submit to 😀")
 
 
 def test_a_low_rate_delays_no_other_job(client: Client) -> None:
