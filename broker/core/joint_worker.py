@@ -207,6 +207,7 @@ class JointSession(WorkerSession):
             self.state = SessionState.IDLE
             self._silent_at = now + self.heartbeat.patience
         self._offer(now)
+        self._hurry_leaving(now)
         if self._leaving and self._is_done:
             self._say_goodbye(now)
 
@@ -244,6 +245,7 @@ class JointSession(WorkerSession):
             super().final(job, body, now)
             return
         self._offer(now)
+        self._hurry_leaving(now)
         if self._leaving and self._is_done:
             self._say_goodbye(now)
 

@@ -602,6 +602,25 @@ def test_it_leaves_and_no_broker_comes() -> None:
     assert work.session.dropped_replies == 1
 
 
+@pytest.mark.parametrize("last", ["abandoned", "given back"])
+def test_it_leaves_and_no_broker_comes_and_its_last_job_has_no_reply(last: str) -> None:
+    work = Keeping()
+    one, two = work.given(b"1"), work.given(b"2")
+    work.loses()
+    if last == "abandoned":
+        work.session.partial(one.number, [bytes(MOST_PARTS)], work.now)
+    work.session.leave(work.now)
+    work.final(two, b"x")
+    if last == "given back":
+        work.session.give_back(one.number, work.now)
+    else:
+        work.final(one, b"late")
+    work.later(LEAVE_MOST - 1)
+    assert not work.session.stopped
+    work.later(2)
+    assert work.session.stopped
+
+
 def test_a_busy_worker_notices_silence() -> None:
     work = Keeping()
     work.given(b"1")
