@@ -173,6 +173,8 @@ class FailureGroups:
                 break
             del self._groups[key]
             self._of[key[0]] -= 1
+            if not self._of[key[0]]:
+                del self._of[key[0]]
 
     def copies(self) -> dict[int, StoredGroup]:
         """The groups that have changed since they were written."""

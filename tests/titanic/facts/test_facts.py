@@ -382,6 +382,7 @@ class TestClock:
             groups.add(b"bad", "failed", f"Error {'ab'[n]}", UUID, at, retried=False)
         groups.written(3 * HOUR_US)
         assert not groups._groups
+        assert not groups._of, "nothing is kept of services without groups"
 
     def test_counts_are_written_when_the_clock_has_gone_back(self) -> None:
         store = MemoryStore()
