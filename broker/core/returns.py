@@ -125,6 +125,10 @@ class ReturnCore(DeliveryCore):
             else:
                 self.missing.name(worker, _stand_in(worker, token, now), now, has_ended=True)
         self._release(self.missing.of_keeper(worker.keeper), now)
+        shared = [request for request in worker.requests.values() if request.shared]
+        if shared and not self.missing.of_process(worker.process_name):  # what its process has is known again
+            for request in shared:
+                request.shared = False
 
     def _return(self, worker: WorkerPeer, token: bytes, now: float) -> Request | None:
         """Return a request that waits for a worker which named it; None: there is none."""

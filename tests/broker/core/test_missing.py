@@ -149,6 +149,26 @@ def test_after_the_grace_it_has_died(play: Play, two: dict[bytes, bytes]) -> Non
     assert play.core.stats["not_resumed"] == 2
 
 
+@pytest.mark.parametrize("other", ["has ended", "is still away"])
+def test_it_returns_and_dies_alone(play: Play, other: str) -> None:
+    """Only what its process still has may be the cause."""
+    play.ready("w", b"k", slots=1)
+    play.ready("v", b"v", slots=1)
+    for body in (b"1", b"2"):
+        play.sends(body)
+    (one, token), *_ = play.given("w").items()
+    ((two, second),) = play.given("v").items()
+    for peer in ("w", "v"):
+        play.lost(peer)
+    if other == "has ended":
+        play.ready("v", b"v", second, slots=1)
+        play.ends("v", second)
+    play.ready("back", b"k", token, slots=1)
+    play.gone()
+    play.lost("back")
+    assert play.answers() == ({two: b"done", one: b"500"} if other == "has ended" else {two: b"502", one: b"502"})
+
+
 def test_a_process_that_is_gone_is_not_waited_for(play: Play, two: dict[bytes, bytes]) -> None:
     play.gone("h:2")
     assert play.answers() == {}
