@@ -146,7 +146,7 @@ class BrokerCore(ReturnCore):
         if worker is not None:
             self.stats["workers_expired"] += 1
             self._forget(worker, now, died=True, unsent=unsent, returns=True)
-        elif peer in self.missing.queues:
+        if peer in self.missing.queues:
             self._lose_queue(peer, now)
 
     def process_gone(self, name: str, now: float) -> None:

@@ -729,6 +729,15 @@ def test_the_queue_comes_again_before_its_old_connection_is_known_to_be_gone(att
     check(attached.core)
 
 
+def test_a_queue_that_was_a_worker_too_is_forgotten(attached: Attached) -> None:
+    attached.ready(QUEUE, b"q", service=b"b", process=b"h:3/z")
+    attached.submits(b"1")
+    attached.lost(QUEUE)
+    assert not attached.core.missing.queues
+    assert attached.heard("w")[-1] == DISCONNECT, "it is to say all again"
+    check(attached.core)
+
+
 def test_the_queue_comes_again_while_the_worker_is_away() -> None:
     after, given = Attached(), b" ".join([b"0" * 48, b"5", keeper_of(None, b"k")])
     after.submits(b"1", given)
