@@ -118,7 +118,7 @@ class LocalPeer:
         """Its user, with access control; None: it may do everything."""
         self.given: Given | None = None
         """Gets the `client` frame of each request that a worker receives which keeps its requests, and by what that
-        worker is known, before the request leaves."""
+        worker is known, before the request leaves; empty: it does not keep this one, as the last worker did."""
         self._broker = broker
         self._deliver = deliver
         self.inbox: list[Frames] = []

@@ -30,7 +30,7 @@ from broker.core.requests import DEADLINE, DRAINING, LATE, Request, Unwanted, Wa
 from broker.core.worker_registry import BrokerService, WorkerIdentity, WorkerPeer, WorkerProcess, WorkerRegistry
 
 Given = Callable[[Request, WorkerPeer], None]
-"""Notes that a worker that keeps its requests gets this one, before it leaves."""
+"""Notes, before a request leaves, which worker keeps it; or that the next one does not, after one that did."""
 
 
 MOST_NOTED = 10_000
@@ -148,12 +148,12 @@ class DeliveryCore(Core):
         request.sent += 1
         request.sent_at = now
         request.shared = False
-        if worker.keeper and self.given is not None:
-            self.given(request, worker)
         if now >= request.received + LATE:
             self._output += request.begins()
         if worker.keeper or request.is_kept:
             request.is_kept = worker.keeper != b""
+            if self.given is not None:
+                self.given(request, worker)
             self._output += request.given_to(worker.keeper)
         if worker.names_services:
             rest = [request.token, b"", request.service, *request.body]

@@ -44,11 +44,11 @@ FIRST_SLOTS = 256
 MAX_SLOTS = 1 << 17
 """Of more requests in the hands of workers there are no notes."""
 
-_DELIVERY = 48
-"""Bytes of the delivery in a worker's `client` frame, in hexadecimal."""
+_DELIVERY = 24
+"""Bytes of the delivery, which is in hexadecimal in a worker's `client` frame."""
 
-_UUID = _DELIVERY + len(b'{"uuid":"')
-"""Where the context after it has the UUID."""
+_CONTEXT = b'{"uuid":"'
+"""What follows it there: the UUID is next."""
 
 
 class Note(NamedTuple):
@@ -78,13 +78,15 @@ class Deliveries:
         return []
 
     def given(self, token: bytes, keeper: bytes) -> None:
-        """Note that a worker gets a request. `token`: its `client` frame."""
+        """Note that a worker gets a request. `token`: its `client` frame. Without a keeper it does not keep it."""
+        number, _, context = token.partition(_CONTEXT)
         try:
-            uuid = bytes.fromhex(token[_UUID : _UUID + 32].decode())
-            delivery = bytes.fromhex(token[:_DELIVERY].decode())
+            uuid, delivery = bytes.fromhex(context[:32].decode()), bytes.fromhex(number.decode())
         except ValueError:
             return
-        if len(uuid) == 16 and len(delivery) == _DELIVERY // 2:
+        if len(uuid) == 16 and not keeper:
+            self.drop(uuid)
+        elif len(uuid) == 16 and len(delivery) == _DELIVERY:
             self.note(uuid, delivery, keeper)
 
     def note(self, uuid: bytes, delivery: bytes, keeper: bytes) -> None:

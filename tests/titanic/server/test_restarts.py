@@ -6,7 +6,7 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -242,6 +242,24 @@ def test_a_stop_waits_for_other_workers_only(place: Place) -> None:
             work.go.set()
             assert client.wait(kept, 60) == [b"part", b"done:1"]
     assert work.begun == [(b"1", 1, 1)]
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_what_a_worker_gave_back_does_not_wait_for_it(place: Place, end: str) -> None:
+    """The next worker, which does not keep it, has it when the server ends."""
+    work = Handler()
+    work.go.set()
+    with ExitStack() as workers, place.client() as client:
+        with place.server(grace=0.0) if end == "stop" else place.process():
+            uuid = client.submit("echo", b"1")
+            first = workers.enter_context(Keeper(place.endpoint, *ready(b"k")))
+            first.says(b"MDPW02", b"\x0a", b"0", first.hears(b"\x09")[0])
+            workers.enter_context(raw_worker(place.endpoint, b"echo")).take()
+        with (
+            place.server(wire=BrokerConfig(liveness=60, worker_return=900)),
+            Worker("echo", work, place.endpoint, config=QUICK),
+        ):
+            assert client.wait(uuid, 60) == [b"part", b"done:1"]
 
 
 @pytest.mark.parametrize("text", [ALICE.replace('work = ["*"]', 'work = ["other"]'), ""])
