@@ -26,6 +26,7 @@ from support.waiting import until
 
 from broker import BrokerConfig, Worker, WorkerConfig, credentials
 from titanic import Client, Server, UnknownRequest
+from titanic.settings import ServiceLimits
 from titanic.store.postgres.store import PostgresStore
 from titanic.store.postgres.tools import check
 
@@ -196,6 +197,25 @@ def test_what_a_killed_node_has_given_out_waits_for_its_worker(nodes: Nodes) -> 
             assert client.show(uuids[0])["attempts"] == 1
         assert resumed(two) == 0
     assert (work.begun, other.begun) == ([(b"0", 1, 1)], [(b"1", 1, 1), (b"2", 1, 1)])
+
+
+def test_a_limit_counts_what_a_worker_brings_back(nodes: Nodes) -> None:
+    work, other = Handler(), Handler()
+    other.go.set()
+    one, _ = (nodes.here(number, limits={b"echo": ServiceLimits(running=1)}) for number in range(2))
+    nodes.worker(work, 0)
+    with nodes.client(1) as client:
+        uuids = [client.submit("echo", b"%d" % number) for number in range(2)]
+        until(lambda: work.begun)
+        free = nodes.worker(other, 1)
+        until(lambda: free.registered)
+        one.stop()
+        one = nodes.here(0)
+        until(lambda: resumed(one) == 1)
+        assert not other.begun
+        work.go.set()
+        replies(client, uuids)
+    assert sorted(work.begun + other.begun) == [(b"0", 1, 1), (b"1", 1, 1)]
 
 
 def test_what_was_not_claimed_for_a_worker_waits_for_it_too(nodes: Nodes) -> None:

@@ -746,6 +746,31 @@ def test_what_is_closed_counts_until_its_worker_is_done(nodes):
         assert txn.fetch("SELECT incarnation FROM bounded") == [(one.me,)]
 
 
+def test_what_is_kept_for_its_worker_counts_after_its_node(nodes):
+    """Its worker goes on with it, and comes to another node, or not in time. What was only sent ahead is free."""
+    one, other = nodes
+    a, b, c = one.accept(b"x", b"x", b"x")
+    bound = {b"x": Bound(2)}
+    with one.store.write() as txn:
+        assert len(txn.claim(one.me, {b"x": 2}, MUCH, bound, {b"x": 1}).rows[b"x"]) == 2
+    one.store.leave([one.me])
+    nodes_module.forget_dead(one.store.pool)
+    assert other.claim((b"x", 3), x=1) == {}
+    assert other.claim((b"x", 3), x=2) == {b"x": [b]}
+    with other.store.write() as txn:
+        assert txn.take_over(other.me, places(a), bound) == {a: True}
+    assert other.claim((b"x", 3), x=2) == {}
+    assert other.end(b)
+    assert other.claim((b"x", 3), x=2) == {b"x": [c]}, "what was taken over counts once"
+    one.join()
+    other.store.leave([other.me])
+    assert one.claim((b"x", 3), x=1) == {}
+    one.store.renew(one.me, [], NAMES, LEASE, [other.me])
+    assert one.claim((b"x", 3), x=1) == {b"x": [a]}, "it is free, and so is its place"
+    assert one.end(a)
+    assert one.claim((b"x", 3), x=1) == {b"x": [c]}
+
+
 def test_what_a_bound_costs_is_a_claims_and_nothing_of_an_end(nodes, monkeypatch):
     one, _ = nodes
     a, b = one.accept(b"x", b"x")

@@ -2,8 +2,9 @@
 
 A service with a bound on running requests has a row in `bounded` for each request that a node has claimed: until the
 node reports that no worker executes it any more, whatever became of the request meanwhile, or the node's incarnation is
-over. A service with a rate has a row in `rate`: the time from which the next request may be claimed. One node at a time
-claims for such services: a second one does not wait for the lock, because others may wait for its own locks.
+over and does not keep it. A service with a rate has a row in `rate`: the time from which the next request may be
+claimed. One node at a time claims for such services: a second one does not wait for the lock, because others may wait
+for its own locks.
 
 While a transaction with an old snapshot is open, such as that of `pg_dump`, rows that have left `ready` stay in its
 index, and each claim would pass all of them. A claim that took long for what it found is followed by some that begin
@@ -23,7 +24,7 @@ from zlib import crc32
 from titanic.errors import RecordCorrupt
 from titanic.store.cluster import Bound, Claimed, Place
 from titanic.store.postgres.database_session import ids, numbers, texts
-from titanic.store.postgres.nodes import ALIVE, FREE, places_of
+from titanic.store.postgres.nodes import ALIVE, COUNTS, FREE, places_of
 from titanic.store.postgres.queries import READY_COLUMNS, damaged_row, ready_row
 from titanic.store.postgres.rows import listed
 from titanic.store.postgres.transaction import RequestSnapshot, Statement, by_key
@@ -113,9 +114,9 @@ _TRY_LOCKS = (
     "SELECT pg_try_advisory_xact_lock(n) FROM unnest(%s::bigint[]) WITH ORDINALITY AS k (n, place) ORDER BY place"
 )
 
-_COUNT = """
-SELECT b.service, count(*) FROM bounded AS b JOIN node AS n ON n.incarnation = b.incarnation
-WHERE b.service = ANY(%s::bytea[]) AND n.lease_until > '-infinity' GROUP BY b.service"""
+_COUNT = f"""
+SELECT b.service, count(*) FILTER (WHERE {COUNTS}) FROM bounded AS b JOIN node AS n ON n.incarnation = b.incarnation
+WHERE b.service = ANY(%s::bytea[]) GROUP BY b.service"""
 
 _NOTE = """
 INSERT INTO bounded (service, uuid, incarnation) SELECT service, uuid, %s

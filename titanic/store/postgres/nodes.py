@@ -154,8 +154,12 @@ DELETE FROM node WHERE incarnation IN (
     FOR UPDATE SKIP LOCKED)"""
 """A claim that is not committed yet locks its node, and is passed over."""
 
-_COUNT_NO_MORE = """
-DELETE FROM bounded AS b USING node AS n WHERE n.incarnation = b.incarnation AND n.lease_until = '-infinity'"""
+COUNTS = """(n.lease_until > '-infinity' OR NOT n.abandoned AND EXISTS (
+    SELECT FROM request AS r JOIN ready AS q ON q.service = r.service AND q.rank = 9 - r.priority AND q.uuid = r.uuid
+    WHERE r.uuid = b.uuid AND q.incarnation = b.incarnation AND q.kept OFFSET 0))"""
+"""Of a row `b` of `bounded`, and its node `n`. OFFSET: PostgreSQL looks up the few of ended nodes by their keys."""
+
+_COUNT_NO_MORE = f"DELETE FROM bounded AS b USING node AS n WHERE n.incarnation = b.incarnation AND NOT {COUNTS}"
 
 
 class Membership:
