@@ -170,6 +170,8 @@ class DispatchCore:
         self._take_off(row.uuid, backlog, flight)
         if flight.policy.ends_after:
             self.timers.set(("limit", row.uuid), max(now, flight.started + flight.policy.limit))
+        if row.expires_at:
+            self.timers.set(("lapsed", row.uuid), max(now, flight.started + (row.expires_at - sent_us) / 1e6))
         context = context_of(row, flight, self._config, sent_us)
         return Send(row.uuid, name, row.body, row.expires_at > 0, context)
 

@@ -243,6 +243,24 @@ def test_what_no_worker_has_when_its_time_is_over_is_taken_back_and_expires() ->
     assert play.sent == ["a"]
 
 
+@pytest.mark.parametrize("ago", [1, 20])
+def test_what_a_worker_had_before_a_restart_goes_to_no_other_when_its_time_is_over(ago: int) -> None:
+    play = Play()
+    play.submit("echo", "a", expires=play.now - ago + 10)
+    play.core.resume(b"echo", play.row(b"echo", b"a"), ago, play.now, int((play.now - ago) * 1e6))
+    play.running[b"a"] = b"echo"
+    play.queued.add(b"a")
+    play.workers("echo", 1)
+    play.go()
+    play.later_by(max(0, 9.9 - ago))
+    assert (b"a" in play.running) == (ago < 10)
+    play.later_by(0.2)
+    assert play.running == {}
+    play.later_by(10)
+    assert play.ended["a"].status is Status.EXPIRED
+    assert play.sent == []
+
+
 def test_what_a_worker_has_when_its_time_is_over_is_left_to_it() -> None:
     play = Play()
     play.submit("echo", "a", expires=play.now + 5)
