@@ -10,8 +10,8 @@ The rest is as in `WorkerSession`: it asks the broker on each connection. To a b
 worker of its first service, with one request at a time, and its runner registers others beside it.
 
 When the connection goes, handlers that are at work go on. If the broker knew HELD, so that requests wait for their
-workers, the next READY names them, and what was to be said of them meanwhile follows: parts of replies from the first
-on, replies, LOST. The broker answers CANCEL for those that are no longer this worker's.
+workers, the next READY names them. When it is accepted, what was to be said of them meanwhile follows: parts of replies
+from the first on, replies, LOST. The broker answers CANCEL for those that are no longer this worker's.
 
     the broker did not know HELD, or the next does not    abandoned: the reply is dropped, and the slot is offered
     the parts of its reply exceed MOST_PARTS              when the handler has finished
@@ -144,8 +144,8 @@ class JointSession(WorkerSession):
 
     @property
     def _is_away(self) -> bool:
-        """Whether it has jobs, and no connection."""
-        return bool(self._hand) and self.state not in REGISTERED
+        """Whether it has jobs, and no broker that has accepted its READY."""
+        return bool(self._hand) and not self.registered
 
     def lose(self, suspects: list[int], others: list[int], now: float) -> None:
         """Report that the process died that had these jobs; `others` are not the cause. Call it if `says_lost`."""
@@ -217,7 +217,7 @@ class JointSession(WorkerSession):
             return
         if self._keeper:
             size = self._sizes[job] = self._sizes.get(job, 0) + sum(map(len, body)) + len(body)
-            if size <= MOST_PARTS:
+            if size <= MOST_PARTS or (self._is_away and self.state is SessionState.BUSY):  # READY has named it
                 self._parts.setdefault(job, []).append(body)
             else:
                 self._parts.pop(job, None)
@@ -225,11 +225,11 @@ class JointSession(WorkerSession):
                     self._cancelled.append((job, b""))
                     self._abandon(job)
                     return
-        if self.state in REGISTERED:
+        if self.registered:
             self._send(Command.PARTIAL, (*envelope, *body), now)
 
     def final(self, job: int, body: Frames, now: float) -> None:
-        if job in self._hand and self.state not in REGISTERED:
+        if self._is_away and job in self._hand:
             self._unsent.append(([job], Command.FINAL, [*self._hand[job], *body]))
             self._hurry_leaving(now)
             return
@@ -313,7 +313,7 @@ class JointSession(WorkerSession):
 
     def _hurry_leaving(self, now: float) -> None:
         """Note when to leave with replies that no broker has taken."""
-        ended = sum(len(jobs) for jobs, _, _ in self._unsent)
+        ended = sum(job in self._hand for jobs, _, _ in self._unsent for job in jobs)
         if self._leaving and self._is_away and ended == len(self._hand) and not self._abandoned:
             self._leave_by = now + LEAVE_MOST
 
@@ -322,7 +322,7 @@ class JointSession(WorkerSession):
         return not (self._job_running or self._hand or self._abandoned)
 
     def _envelope_of(self, job: int) -> Frames | None:
-        if self.state not in REGISTERED:
+        if not self.registered:
             return None
         return self._hand.get(job) if self.joint else super()._envelope_of(job)
 
@@ -348,11 +348,11 @@ class JointSession(WorkerSession):
         self._offered = max(self._free, len(self._hand))
         super()._register(dialect, now)
         if self._hand:
-            self._resume(now)
+            self.state = SessionState.BUSY
 
     def _resume(self, now: float) -> None:
-        """Say what was to be said of the jobs that READY has named."""
-        self.state, self._leave_by = SessionState.BUSY, None
+        """Say what was to be said of the jobs that READY has named. A broker that refuses READY would drop it."""
+        self._leave_by = None
         for job, parts in self._parts.items():
             for body in parts:
                 self._send(Command.PARTIAL, (*self._hand[job], *body), now)
@@ -388,6 +388,8 @@ class JointSession(WorkerSession):
         return words
 
     def _act(self, command: Command, rest: Frames, now: float) -> None:
+        if self._hand and self.heartbeat.messages == 1 and command is not Command.DISCONNECT:  # READY was accepted
+            self._resume(now)
         if not self.joint:
             super()._act(command, rest, now)
         elif command is Command.SERVICE_REQUEST:

@@ -573,6 +573,80 @@ def test_a_child_that_died_meanwhile() -> None:
     assert work.session.state is SessionState.IDLE
 
 
+def refused(work: Keeping) -> None:
+    """The broker drains, or the worker's user has no place left."""
+    work.said_nothing()
+    work.told(b"MDPW02", b"\6")
+    assert work.next() == (work.session.connection, None)
+    assert not work.session.stopped
+    work.back()
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+@pytest.mark.parametrize("when", ["away", "READY was sent"])
+@pytest.mark.parametrize("reply", [b"x", bytes(MOST_ENDED_BYTES + 1)], ids=["short", "long"])
+def test_it_replies_when_a_broker_has_accepted_ready(reply: bytes, when: str, leaves: bool) -> None:
+    work = Keeping()
+    one = work.given(b"1")
+    work.loses()
+    if leaves:
+        work.session.leave(work.now)
+    if when == "away":
+        work.final(one, reply)
+    work.back()
+    work.finds(*ENDED)
+    assert b"titanic:held=1" in (work.next()[1] or [])
+    if when == "READY was sent":
+        work.session.progress(one.number, b"half", work.now)
+        work.final(one, reply)
+    refused(work)
+    work.returns(b"1", slots=1 if leaves else 2)
+    work.said(b"MDPW02", b"\4", b"1", b"", reply)
+    if leaves:
+        work.said(b"MDPW02", b"\12", b"0")
+        work.said(b"MDPW02", b"\6")
+    work.said_nothing()
+    assert work.session.stopped == leaves
+
+
+@pytest.mark.parametrize("when", ["away", "READY was sent"])
+def test_it_says_that_a_child_has_died_when_a_broker_has_accepted_ready(when: str) -> None:
+    work = Keeping(children=True)
+    one = work.given(b"1")
+    work.loses()
+    if when == "away":
+        work.session.lose([one.number], [], work.now)
+    work.back()
+    work.finds(*HELD)
+    work.next()
+    if when == "READY was sent":
+        work.session.lose([one.number], [], work.now)
+    refused(work)
+    work.returns(b"1")
+    work.said(b"MDPW02", b"\13", b"1")
+
+
+def test_many_parts_before_the_answer_to_ready() -> None:
+    """The broker counts on all that READY has named."""
+    half = bytes(MOST_PARTS // 2)
+    work = Keeping()
+    one = work.given(b"1")
+    work.loses()
+    work.back()
+    work.finds(*HELD)
+    work.next()
+    for _ in range(3):
+        work.session.partial(one.number, [half], work.now)
+    work.said_nothing()
+    work.told(b"MDPW02", b"\5")
+    for _ in range(3):
+        work.said(b"MDPW02", b"\3", b"1", b"", half)
+    work.session.partial(one.number, [half], work.now)
+    work.said(b"MDPW02", b"\3", b"1", b"", half)
+    work.loses()
+    assert work.session.take_cancelled() == [(one.number, b"")]
+
+
 def test_it_leaves_while_it_is_away() -> None:
     work = Keeping()
     one = work.given(b"1")
@@ -618,6 +692,27 @@ def test_it_leaves_and_no_broker_comes_and_its_last_job_has_no_reply(last: str) 
     work.later(LEAVE_MOST - 1)
     assert not work.session.stopped
     work.later(2)
+    assert work.session.stopped
+
+
+def test_a_reply_that_was_dropped_before_does_not_count_when_it_leaves() -> None:
+    work = Keeping()
+    one = work.given(b"1")
+    work.loses()
+    work.final(one, b"x")
+    work.back()
+    work.registers(2)
+    work.loses()
+    work.back()
+    work.returns()
+    two = work.given(b"2")
+    work.loses()
+    work.session.link(False, work.now)
+    work.session.leave(work.now)
+    work.later(LEAVE_MOST + 1)
+    assert not work.session.stopped, "its handler is at work"
+    work.final(two, b"x")
+    work.later(LEAVE_MOST + 1)
     assert work.session.stopped
 
 
