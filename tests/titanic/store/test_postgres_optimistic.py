@@ -14,7 +14,7 @@ from support.waiting import until
 
 from titanic.errors import StoreFailed, WriteConflict
 from titanic.protocol import tsp
-from titanic.store import Archivist, CloseResult, LeaseConfig, NewRequest, NodeFacts, Place, State, Status
+from titanic.store import Archivist, CloseResult, LeaseConfig, NewRequest, NodeFacts, Place, Retention, State, Status
 from titanic.store.postgres.store import PostgresStore
 from titanic.store.postgres.tools import check
 
@@ -279,6 +279,20 @@ def test_what_another_node_has_retried_ended_in_another_way(nodes, action):
     with one.write() as txn:
         assert not txn.retry(a, NOW)
         assert txn.reply(a).frames == [b"another reply"]
+    assert check(one) == []
+
+
+def test_what_has_ended_at_another_node_is_closed_in_time(nodes):
+    one, other = nodes
+    (a,) = claimed(one, 1)
+    with one.write() as txn:
+        txn.release(ME, [Place(b"x", 9 - new().priority, a)])
+    assert finish(other, a) == [True]
+    policy = Retention(reply_retention=5)
+    with one.write() as txn:
+        txn.optimistic()
+        trimmed = txn.trim(NOW + 5, policy)
+        assert (trimmed.replies, trimmed.services) == (1, {b"x": 1})
     assert check(one) == []
 
 

@@ -409,6 +409,10 @@ def _close_unclaimed(
     if limit <= 0:
         return 0
     uuids = [uuid for (uuid,) in tx.fetch(text, until, limit)]
+    known, before = tx.writer.known, closed.total()
+    for uuid in uuids:
+        if uuid in known and not known[uuid].has_ended:  # it has, at another node
+            del known[uuid]
     tx.prefetch(uuids)
     for uuid in uuids:
         one = tx.to_change(uuid)
@@ -416,7 +420,7 @@ def _close_unclaimed(
             continue
         if (result := close_request(tx, uuid, now_us, unclaimed=True)) is not None:
             closed[result.service] += 1
-    return len(uuids)
+    return closed.total() - before
 
 
 # -- clamp_timers -----------------------------------------------------------------------------------------------------
