@@ -62,6 +62,11 @@ RESENT = 600_000_000
 """µs for which a retry of a request by its UUID may be sent again because its answer was lost: it counts as done."""
 
 
+SUPERSEDED = (
+    "the request cannot be retried before its unique_for is over: another with its unique key was accepted; retry that"
+)
+
+
 class LimitReached(Exception):
     """An act would exceed a limit of the user or the service."""
 
@@ -224,7 +229,7 @@ class AdminWrite(Write):
         try:
             if isinstance(options, RetryAction):
                 body = _new_body(options, ask)
-                named = options.uuids is not UNSET
+                named = 0 if options.uuids is UNSET else len(uuids)
                 done = sum(self._retry(transaction, uuid, now_us, ask, tally, body, named=named) for uuid in uuids)
             else:
                 done = sum(self._purge(transaction, uuid, now_us, ask, tally) for uuid in uuids)
@@ -248,9 +253,10 @@ class AdminWrite(Write):
         tally: Tally,
         body: Frames | None = None,
         *,
-        named: bool = False,
+        named: int = 0,
     ) -> bool:
-        """Retry a request; return whether that is done, perhaps by the same message before. `named`: by its UUID."""
+        """Retry a request; return whether that is done, perhaps by the same message before. `named`: so many requests
+        are retried by their UUIDs."""
         user = ask.user
         if user is not None and is_hidden(transaction, user, uuid):
             return self._keep(ask, uuid, not_owned(user, uuid))
@@ -271,7 +277,9 @@ class AdminWrite(Write):
         if row is None or (row.state in DEAD and not (row.body_frames or body)):
             return False
         if not transaction.retry(uuid, now_us):
-            resent = named and row.state not in DEAD and now_us - retried_at(transaction, uuid) < RESENT
+            if named == 1 and row.state in DEAD:
+                raise ValueError(SUPERSEDED)
+            resent = named > 0 and row.state not in DEAD and now_us - retried_at(transaction, uuid) < RESENT
             stored = transaction.request(uuid) if resent and body is not None else None
             return resent and (body is None or (stored is not None and stored.body == body))
         if old is not None:

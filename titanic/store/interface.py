@@ -354,7 +354,8 @@ class WriteTransaction(ReadTransaction, Protocol):
         """
 
     def retry(self, uuid: bytes, now_us: int) -> bool:
-        """Let a request that failed or expired wait again, as if it had never been tried. False for other requests.
+        """Let a request that failed or expired wait again, as if it had never been tried. False for other requests, and
+        with `unique_for` once another was accepted, until its time is over.
 
         An expired request loses its TTL. A request that was never tried waits for the rest of its delay. The rest of
         either is never more than the whole: the clock may have been set back.

@@ -57,7 +57,7 @@ from titanic.store.request import (
 )
 from titanic.store.service_settings import ServiceSetting, ServiceSettings
 from titanic.store.states import ENDING, TRANSITIONS, Event, State, Status
-from titanic.store.uniqueness import counts, outlives, unique_name
+from titanic.store.uniqueness import counting, name_to_retry, outlives, unique_name
 from titanic.util.clock import capped, wall_us
 from titanic.util.ids import SIZE, IdMaker, time_of
 
@@ -445,25 +445,27 @@ class MemoryWriteTransaction(MemoryReadTransaction):
         for n, new in enumerate(requests):
             if new.unique and n not in known:
                 name = new.owner, new.unique
-                first = given.get(name) or self._first(name, sure_us, running)
+                held = given.get(name)
+                first, older = (held.uuids[0], []) if held else self._first(name, sure_us, running)
                 if first is None:
-                    given[name] = KeyHolder(new.unique_until, [uuids[n]], now_us)
+                    given[name] = KeyHolder(new.unique_until, [uuids[n], *older], now_us)
                 else:
-                    known[n] = first.uuids[0]
+                    known[n] = first
                     if new.key:  # no request has it, and others in this batch have found none by it
                         del given[new.owner, new.key]
                         known |= {m: known[n] for m, uuid in known.items() if uuid == uuids[n]}
         return given, known
 
-    def _first(self, name: Key, sure_us: int, running: Container[bytes]) -> KeyHolder | None:
-        """Return the holder of the name of a unique request, if it counts."""
-        if (holder := self.tables.keys.get(name)) is None:
-            return None
-        row = self.tables.requests.get(holder.uuids[0])
-        state = None if row is None else row.state
-        if state is State.WAITING and holder.uuids[0] in running:
-            state = State.RUNNING
-        return holder if counts(name[1], state, holder.until, sure_us) else None
+    def _first(self, name: Key, sure_us: int, running: Container[bytes]) -> tuple[bytes | None, list[bytes]]:
+        """Return the request that counts of those with the name of a unique one, as `counting`."""
+
+        def state(uuid: bytes) -> State | None:
+            row = self.tables.requests.get(uuid)
+            found = None if row is None else row.state
+            return State.RUNNING if found is State.WAITING and uuid in running else found
+
+        holder = self.tables.keys.get(name)
+        return (None, []) if holder is None else counting(name[1], holder.uuids, state, holder.until, sure_us)
 
     def _make_room(self, needed: int) -> bool:
         """Return whether so many more bytes fit, after dropping closed requests if necessary."""
@@ -580,6 +582,10 @@ class MemoryWriteTransaction(MemoryReadTransaction):
         if row is None or row.outcome is None:
             return False
         new, given = row.new, row.submitted_at
+        if name := name_to_retry(new, given, now_us):
+            holder = self.tables.keys.get((new.owner, name))
+            if holder is None or holder.uuids[0] != uuid:
+                return False
         due, expires_at = rules.times_again(given, new.not_before, new.expires_at, row.outcome.attempts, now_us)
         self._put_request(uuid, Row(uuid, new, given, row.size, expires_at, due))
         return True
@@ -620,7 +626,7 @@ class MemoryWriteTransaction(MemoryReadTransaction):
         status = row.outcome.status if row.outcome else Status.CANCELLED
         if (name := unique_name(row.new)) and not outlives(name, unclaimed, status):
             holder = self.tables.keys.get((row.new.owner, name))
-            if holder is not None and holder.uuids[0] == uuid:
+            if holder and uuid in holder.uuids and self.tables.requests.keys().isdisjoint(holder.uuids):
                 self._put(Tables.put_key, (row.new.owner, name), None)
         if self.store.settings.keep_closed:
             number = self.tables.ring.last + 1

@@ -2,11 +2,16 @@
 
 Each has a row among the idempotency keys, under a name that no such key can have. The rows follow another rule: whether
 one still counts depends on the state of its request, which is read when the next one comes. Nothing is written when a
-request starts or ends, a retried request counts again, and after a crash nothing has to be repaired. The row goes when
-its request is closed.
+request starts or ends, and after a crash nothing has to be repaired.
+
+A request that waits again, after a failed attempt or a retry, counts again. So a row keeps the requests before its
+newest one that may do so, and goes when all its requests are closed. With a time it has one request, which alone can be
+retried: a request before it may not succeed as well.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 
 from titanic.protocol.submit_options import STARTED, read_policy
 from titanic.store.request import NewRequest, RequestFields
@@ -20,6 +25,9 @@ _STARTED, _DONE, _TIME = b"S", b"D", b"T"
 """The rule in a name: it counts until a worker has the request, until it ends, or until a time."""
 
 _DIGEST = 20
+
+MAX_REQUESTS = 16
+"""Requests of a row: the newest ones."""
 
 
 def made_unique(new: NewRequest, unique: str, until: str, ends_at: int) -> NewRequest:
@@ -51,6 +59,23 @@ def counts(name: bytes, state: State | None, ends_at: int, sure_us: int) -> bool
     if rule == _TIME:
         return ends_at > sure_us and state not in (State.FAILED, State.EXPIRED)
     return state in (State.WAITING, State.DELAYED) or (state is State.RUNNING and rule == _DONE)
+
+
+def counting(
+    name: bytes, requests: Sequence[bytes], state: Callable[[bytes], State | None], ends_at: int, sure_us: int
+) -> tuple[bytes | None, list[bytes]]:
+    """The first request of a row that counts; if none does, those that may count again."""
+    states = [(uuid, state(uuid)) for uuid in requests]
+    first = next((uuid for uuid, found in states if counts(name, found, ends_at, sure_us)), None)
+    may = () if name[1:2] == _TIME else (State.RUNNING, State.FAILED, State.EXPIRED)
+    return first, [uuid for uuid, found in states if found in may][: MAX_REQUESTS - 1]
+
+
+def name_to_retry(request: RequestFields | NewRequest, submitted_at: int, now_us: int) -> bytes:
+    """The name of the row that a request must have to be retried; empty: it needs none."""
+    name = unique_name(request)
+    is_over = name[1:2] != _TIME or now_us >= submitted_at + int(read_policy(request.options).unique_for * 1e6)
+    return b"" if is_over else name
 
 
 def outlives(name: bytes, unclaimed: bool, status: Status) -> bool:

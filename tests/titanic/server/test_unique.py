@@ -80,6 +80,10 @@ def test_after_a_failure_or_a_close_there_is_a_new_one(client: Client) -> None:
             client.wait(first, timeout=60)
         second = client.submit("echo", "x", unique="u", **rule)
         assert client.wait(second, timeout=60) == [b"x"]
+        if "unique_for" in rule:
+            with pytest.raises(InvalidRequest, match="another with its unique key was accepted"):
+                client.retry(first)
+            assert client.retry(first, second) == 0
         client.close(second)
         third = client.submit("echo", "x", unique="u", delay=100, **rule)
         assert not isinstance(third, Found)

@@ -12,7 +12,7 @@ from titanic.store import LeaseConfig, NewRequest, NodeFacts, Retention, Status,
 from titanic.store.lmdb.store import LmdbStore
 from titanic.store.lmdb.tools import check
 from titanic.store.moving import move
-from titanic.store.uniqueness import made_unique
+from titanic.store.uniqueness import MAX_REQUESTS, made_unique
 
 pytestmark = pytest.mark.usefixtures("engine")
 
@@ -190,6 +190,87 @@ def test_a_retried_request_counts_again(store):
     with store.write() as txn:
         assert txn.retry(first.uuid, NOW)
     assert accept(store, unique("done")) == [(first.uuid, False)]
+
+
+def retry(store, uuid, now=NOW):
+    with store.write() as txn:
+        return txn.retry(uuid, now)
+
+
+def test_one_that_is_delayed_counts_again_after_another_was_accepted(store):
+    (first,) = accept(store, unique("started"))
+    (second,) = accept(store, unique("started"), running=run(store, first.uuid))
+    assert second.new
+    postpone(store, first.uuid)
+    running = run(store, second.uuid)
+    with store.write() as txn:
+        assert txn.fresh([unique("started")], NOW, running=running) == []
+    assert accept(store, unique("started"), running=running) == [(first.uuid, False)]
+    close(store, first.uuid)
+    assert accept(store, unique("started"), running=running)[0].new
+
+
+def test_one_that_is_retried_counts_again_after_another_has_succeeded(store):
+    (first,) = accept(store, unique("done"))
+    fail(store, first.uuid)
+    (second,) = accept(store, unique("done"))
+    finish(store, second.uuid)
+    assert retry(store, first.uuid)
+    assert accept(store, unique("done")) == [(first.uuid, False)]
+    close(store, second.uuid)
+    assert accept(store, unique("done")) == [(first.uuid, False)]
+    close(store, first.uuid)
+    assert accept(store, unique("done"))[0].new
+
+
+@each("change", [postpone, finish, fail, close])
+def test_with_a_time_only_the_newest_can_be_retried(store, change):
+    name = change.__name__
+    (first,) = accept(store, unique("for", name))
+    fail(store, first.uuid)
+    (second,) = accept(store, unique("for", name))
+    assert not retry(store, first.uuid)
+    change(store, second.uuid)
+    assert not retry(store, first.uuid, NOW + FOR * SECOND - 1)
+    assert retry(store, second.uuid) == (change is fail)
+    assert retry(store, first.uuid, NOW + FOR * SECOND)
+    assert accept(store, unique("for", name))[0].new == (change is close)
+
+
+@pytest.mark.parametrize("rule", ["started", "done"])
+def test_the_requests_before_the_newest_one_are_few_and_leave_nothing(store, rule):
+    made = []
+    for _ in range(MAX_REQUESTS + 3):
+        made += [one.uuid for one in accept(store, unique(rule, owner=b"eve"))]
+        fail(store, made[-1])
+    for uuid in made[:-1]:
+        assert retry(store, uuid)
+    assert accept(store, unique(rule, owner=b"eve")) == [(made[-2], False)]
+    for uuid in reversed(made[4:]):
+        close(store, uuid)
+    assert accept(store, unique(rule, owner=b"eve")) == [(made[3], False)], "the last one that is kept"
+    assert is_sound(store)
+    with store.write() as txn:  # at once
+        txn.prefetch(made[:4])
+        for uuid in made[:4]:
+            txn.close(uuid, NOW)
+    with store.write() as txn:
+        assert txn.load(b"eve") == (0, 0)
+    assert is_sound(store)
+
+
+@pytest.mark.parametrize("rule", ["started", "done"])
+def test_several_of_a_row_are_closed_at_once(store, rule):
+    (first,) = accept(store, unique(rule, owner=b"eve"))
+    fail(store, first.uuid)
+    (second,) = accept(store, unique(rule, owner=b"eve"))
+    with store.write() as txn:
+        for uuid in (first.uuid, second.uuid):
+            txn.close(uuid, NOW)
+            txn.accept([NewRequest(b"echo", [b"body"], key=uuid.hex().encode(), key_until=NOW + 1)], NOW)
+    with store.write() as txn:
+        assert txn.load(b"eve") == (0, 0)
+    assert is_sound(store)
 
 
 def test_one_that_was_given_back_counts_again(store):

@@ -33,7 +33,7 @@ from titanic.store.request import NewRequest
 from titanic.store.rules import check_key, check_owner, check_together
 from titanic.store.service_settings import ServiceSetting, ServiceSettings
 from titanic.store.states import State
-from titanic.store.uniqueness import counts
+from titanic.store.uniqueness import counting
 from titanic.util.ids import SIZE
 
 _TIMER_COST = 45
@@ -107,7 +107,7 @@ def fresh(
             seen.add(key)
         if n >= known and new.unique:
             key = row_key(new.unique, new.owner)
-            if key in seen or _first(tx, key, new.unique, sure_us, running) is not None:
+            if key in seen or _first(tx, key, new.unique, sure_us, running)[0] is not None:
                 continue
             seen.add(key)
         if n >= known:
@@ -173,30 +173,34 @@ def _look_up_unique(
         if not new.unique or n in keys.taken:
             continue
         name = row_key(new.unique, new.owner)
-        first = keys.holders.get(name) or _first(tx, name, new.unique, sure_us, running)
+        held = keys.holders.get(name)
+        first, older = (held.uuid, []) if held else _first(tx, name, new.unique, sure_us, running)
         if first is None:
-            keys.holders[name] = KeyRecord(new.unique_until, uuids[n], now_us)
-            keys.extras[n] = keys.extras.get(n, 0) + 2 * len(name) + 3 * _TIMER_COST
+            keys.holders[name] = KeyRecord(new.unique_until, b"".join([uuids[n], *older]), now_us)
+            keys.extras[n] = keys.extras.get(n, 0) + 2 * len(name) + 3 * _TIMER_COST + SIZE * len(older)
             continue
-        own, uuids[n] = uuids[n], first.uuid
+        own, uuids[n] = uuids[n], first
         keys.taken.add(n)
         keys.extras.pop(n, None)
         if new.key:  # no request has it, and others in this batch have found none by it
             keys.holders.pop(row_key(new.key, new.owner))
-            uuids[n:] = [first.uuid if uuid == own else uuid for uuid in uuids[n:]]
+            uuids[n:] = [first if uuid == own else uuid for uuid in uuids[n:]]
 
 
-def _first(tx: Writing, name: bytes, unique: bytes, sure_us: int, running: Container[bytes]) -> KeyRecord | None:
-    """The row of a unique request, if it counts."""
-    if (holder := tx.key_holder(name)) is None:
-        return None
-    try:
-        found = state(tx, holder.uuid)
-    except RecordCorrupt:
-        found = None
-    if found is State.WAITING and holder.uuid in running:
-        found = State.RUNNING
-    return holder if counts(unique, found, holder.until, sure_us) else None
+def _first(
+    tx: Writing, name: bytes, unique: bytes, sure_us: int, running: Container[bytes]
+) -> tuple[bytes | None, list[bytes]]:
+    """The request that counts of those with the name of a unique one, as `counting`."""
+
+    def state_of(uuid: bytes) -> State | None:
+        try:
+            found = state(tx, uuid)
+        except RecordCorrupt:
+            return None
+        return State.RUNNING if found is State.WAITING and uuid in running else found
+
+    holder = tx.key_holder(name)
+    return (None, []) if holder is None else counting(unique, holder.uuids, state_of, holder.until, sure_us)
 
 
 def _plan(tx: Writing, requests: Sequence[NewRequest], uuids: list[bytes], now_us: int, keys: _Keys) -> _Plan:

@@ -29,6 +29,7 @@ from titanic.store.records import Outcome
 from titanic.store.request import as_new
 from titanic.store.rules import drops_body, late, times_again
 from titanic.store.states import ENDING, TRANSITIONS, Event, State, Status
+from titanic.store.uniqueness import name_to_retry
 from titanic.util.ids import SIZE
 
 _TO_BE_DROPPED = 200
@@ -146,6 +147,10 @@ def retry(tx: Writing, uuid: bytes, now_us: int) -> bool:
         return False
     if (State(end.status), Event.RETRY) not in TRANSITIONS:
         return False
+    if name := name_to_retry(header, header.submitted_at, now_us):
+        holder = tx.key_holder(request_record.row_key(name, header.owner))
+        if holder is None or holder.uuid != uuid:
+            return False
     for timer in outcome_record.retention_timers(uuid, end, header.options, header.frame_count):
         tx.delete(tx.db.timers, timer)
     tx.delete(tx.db.replies, uuid)

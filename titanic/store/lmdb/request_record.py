@@ -32,7 +32,8 @@ submission after the reply was fetched and the request closed still gets the fir
     offset  size  field
          0     8  until, µs since the epoch: when the key is forgotten
          8     8  given, µs since the epoch: when it came; 0 = unknown
-        16  16 n  id of the request that had it first; of a message of n requests, the ids of all
+        16  16 n  id of the request that had it first; of a message of n requests, the ids of all; of unique requests
+                  the newest first
 """
 
 from __future__ import annotations
@@ -273,6 +274,11 @@ class KeyRecord(NamedTuple):
     def requests(self) -> int:
         """How many there are."""
         return len(self.ids) // SIZE
+
+    @property
+    def uuids(self) -> list[bytes]:
+        """All of them."""
+        return [self.at(n) for n in range(self.requests)]
 
     def at(self, index: int) -> bytes:
         """The request at a place."""

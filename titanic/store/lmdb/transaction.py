@@ -235,9 +235,11 @@ class Writing(Reading):
         self.delete(self.db.keys, key)
 
     def forget_key(self, key: bytes, uuid: bytes | None = None) -> None:
-        """Forget a key, if there is one; `uuid`: if it is that of this request."""
+        """Forget a key, if there is one; `uuid`: if it is that of this request, and all that have it are closed."""
         holder = self.key_holder(key)
-        if holder is not None and (uuid is None or uuid == holder.uuid):
+        if holder is None or (uuid is not None and uuid not in holder.uuids):
+            return
+        if uuid is None or all(self.raw.get(one, db=self.db.requests) is None for one in holder.uuids):
             self.delete(self.db.timers, schema.timer_key(schema.KEY, holder.until, key))
             self.delete_key(key)
 

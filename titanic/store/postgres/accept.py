@@ -26,7 +26,7 @@ from titanic.store.records import AcceptResult
 from titanic.store.request import NewRequest, key_size
 from titanic.store.rules import LATEST, check_fact, check_key, check_owner, check_together
 from titanic.store.states import State
-from titanic.store.uniqueness import counts
+from titanic.store.uniqueness import counting
 from titanic.util.ids import SIZE
 
 Name = tuple[bytes, bytes]
@@ -72,10 +72,11 @@ class Wanted(NamedTuple):
 
 
 class TakenKey(NamedTuple):
-    """The holder of a key that was there before. `is_over`: the key has expired."""
+    """The holder of a key that was there before. `is_over`: the key has expired. `older`: the requests that stay."""
 
     uuids: list[bytes]
     is_over: bool
+    older: Sequence[bytes] = ()
 
 
 def holders(tx: PostgresWriting, names: Sequence[Name], sure_us: int) -> set[Name]:
@@ -104,8 +105,13 @@ def renew(
     tx: PostgresWriting, wanted: Mapping[Name, Wanted], over: Mapping[Name, TakenKey], uuids: list[bytes], now_us: int
 ) -> None:
     """Give expired keys to the requests of these ids."""
-    again = {name: wanted[name] for name in over}
-    tx.fetch_keys(_RENEW, *_arrays(again, uuids, now_us))
+    again: dict[Name, Wanted] = {}
+    holders: list[bytes] = []
+    for name, holder in over.items():
+        until, first, requests = wanted[name]
+        again[name] = Wanted(until, len(holders), requests + len(holder.older))
+        holders += [*uuids[first : first + requests], *holder.older]
+    tx.fetch_keys(_RENEW, *_arrays(again, holders, now_us))
     for (owner, key), holder in over.items():
         _count(tx, owner, len(key), again[owner, key].requests, -len(holder.uuids))
 
@@ -114,7 +120,7 @@ def give_back(tx: PostgresWriting, names: Sequence[Name]) -> None:
     """Undo `take` for keys that were new: their requests are not accepted after all."""
     if names and not tx.is_optimistic:
         owners, keys = zip(*names, strict=True)
-        tx.fetch_keys(FORGET, texts(owners), texts(keys), ids([ANY] * len(names)))
+        tx.fetch_keys(FORGET, texts(owners), texts(keys), ids([ANY] * len(names)), ids([]))
 
 
 def count_taken(tx: PostgresWriting, name: Name, wanted: Wanted, uuids: Sequence[bytes], now_us: int) -> None:
@@ -299,12 +305,13 @@ def _take_unique(
 
 def _unique_holders(tx: PostgresWriting, rows: Sequence[Row], sure_us: int) -> dict[Name, TakenKey]:
     """The holders of names of unique requests; `is_over`: they do not count any more."""
-    first = ids([holders[0] for *_, holders in rows])
-    states = {uuid: State(state) for uuid, state in tx.fetch_apart(_STATES, first)} if rows else {}
-    return {
-        (owner, name): TakenKey(holders, not counts(name, states.get(holders[0]), until, sure_us))
-        for owner, name, until, holders in rows
-    }
+    uuids = ids([uuid for *_, holders in rows for uuid in holders])
+    states = {uuid: State(state) for uuid, state in tx.fetch_apart(_STATES, uuids)} if rows else {}
+    found: dict[Name, TakenKey] = {}
+    for owner, name, until, holders in rows:
+        first, older = counting(name, holders, states.get, until, sure_us)
+        found[owner, name] = TakenKey(holders if first is None else [first], first is None, older)
+    return found
 
 
 def _expect_room(tx: PostgresWriting, needs: list[int], keys: _Keys) -> None:

@@ -109,12 +109,15 @@ UPDATE request SET body = '{}', body_frames = 0, body_bytes = 0 WHERE uuid = ANY
 _DELETE = "DELETE FROM {} WHERE uuid = ANY(%s::uuid[])"
 _DELETE_LATER, _DELETE_REPLY, _DELETE_REQUEST = map(_DELETE.format, ("later", "reply", "request"))
 
-FORGET = """
+FORGET = f"""
 DELETE FROM key AS k USING unnest(%s::bytea[], %s::bytea[], %s::uuid[]) AS gone (owner, key, uuid)
 WHERE k.owner = gone.owner AND k.key = gone.key
-    AND (gone.uuid = '00000000-0000-0000-0000-000000000000'::uuid OR k.uuids[1] = gone.uuid)
+    AND (gone.uuid = '00000000-0000-0000-0000-000000000000'::uuid OR (gone.uuid = ANY(k.uuids) AND NOT EXISTS (
+        SELECT FROM unnest(k.uuids) AS w (uuid) {by_key("request", "r", "t.uuid = w.uuid", "INNER")}
+        WHERE w.uuid <> ALL(%s::uuid[]))))
 RETURNING k.owner, length(k.key) AS length, cardinality(k.uuids) AS requests"""
-"""Keys, whatever they stand for, or if they stand for a request."""
+"""Keys, whatever they stand for, or if they stand for a request, and for none that is not closed. (Of two nodes that
+close the last two at once, neither sees that: the row stays until one with the key is closed again.)"""
 
 _GIVE_NUMBERS = "UPDATE meta SET closed_last = closed_last + %s RETURNING closed_last - %s AS before, registered"
 
@@ -285,7 +288,8 @@ class Changes:
         self._not_replies: list[bytes] = []
         self._ends = 0
         self._not_expiring: list[tuple[int, bytes]] = []
-        self._gone: list[bytes] = []
+        self.gone: list[bytes] = []
+        """Requests that are closed."""
         self._loads: dict[tuple[bytes, bytes], list[int]] = {}
         self._closed_costs: dict[bytes, int] = {}
         """What is closed costs, by owner."""
@@ -316,7 +320,7 @@ class Changes:
 
     def remove(self, uuid: bytes) -> None:
         """The request is closed."""
-        self._gone.append(uuid)
+        self.gone.append(uuid)
 
     def keep_closed(self, row: ClosedRow, owner: bytes) -> None:
         """The request is kept as a closed one. It counts for its owner while it waits for an archive."""
@@ -400,6 +404,7 @@ class Changes:
 
         if self.to_forget:
             add("forgotten", FORGET, sorted(self.to_forget), (_T, _T, _I))
+            given.append(ids(self.gone))
         if self.keys:
             uuids, rows = _key_rows(self.keys)
             given.append(ids(uuids))
@@ -415,7 +420,7 @@ class Changes:
         facts = sorted(self.facts.items())
         add("put_facts", _PUT_FACTS, [(key, value) for key, value in facts if value is not None], (_T, _T))
         add("no_facts", _DELETE_FACTS, [(key,) for key, value in facts if value is None], (_T,))
-        recalls = bool(self._gone and self._not_ready)
+        recalls = bool(self.gone and self._not_ready)
         if len(self._not_ready) == 1:
             ((uuid, service, rank),) = self._not_ready
             parts.append(("from_ready", _DELETE_ONE_READY + after + (_WHOSE if recalls else counted)))
@@ -426,7 +431,7 @@ class Changes:
         for name, text, uuids in (
             ("from_later", _DELETE_LATER, self._not_later),
             ("from_reply", _DELETE_REPLY, self._not_replies),
-            ("gone", _DELETE_REQUEST, self._gone),
+            ("gone", _DELETE_REQUEST, self.gone),
         ):
             if uuids:
                 found_too = _ENDS if self.relied and name == "from_reply" else counted
@@ -437,7 +442,7 @@ class Changes:
             given.append(ids(self.without_body))
         if recalls:
             parts.append(("recalled", _RECALL))
-            given += (ids(self._gone), own)
+            given += (ids(self.gone), own)
         loads = [(*name, *change) for name, change in self._loads.items() if any(change)]
         owned = any(owner for owner, *_ in self.to_forget)
         costs = self._closed_costs
@@ -456,9 +461,9 @@ class Changes:
             parts.append(("closed_history", _CLOSE_HISTORY))
             histories = texts([history_key(row.uuid) for row in self.closed])
             given += (CLOSED, histories, histories)
-        elif self._gone:
+        elif self.gone:
             parts.append(("no_history", _DELETE_FACTS))
-            given.append(texts(list(map(history_key, self._gone))))
+            given.append(texts(list(map(history_key, self.gone))))
         given += self._usage
         if self.relied:
             gone: tuple[Sequence[object], ...] = (
@@ -466,7 +471,7 @@ class Changes:
                 self._not_expiring,
                 self._not_later,
                 self._not_replies,
-                self._gone,
+                self.gone,
             )
             given += (len(self.relied) + sum(map(len, gone)), sum(self.relied.values()) + self._ends)
         found = [Statement(_joined(tuple(parts)), [*given, shard])]

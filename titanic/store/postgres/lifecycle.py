@@ -44,7 +44,7 @@ from titanic.store.records import CloseResult, Retention, Trimmed
 from titanic.store.request import FRAME_SIZE, fields_size, lasting_texts, outcome_size
 from titanic.store.rules import LATEST, body_until, drops_body, kept_until, late, shortened, times_again
 from titanic.store.states import ENDING, Event, State, Status
-from titanic.store.uniqueness import outlives, unique_name
+from titanic.store.uniqueness import name_to_retry, outlives, unique_name
 from titanic.util.clock import capped
 from titanic.util.ids import SIZE
 
@@ -136,10 +136,17 @@ def expire(
     return expired
 
 
+_LOCK_KEY = "SELECT uuids FROM key WHERE owner = %s::bytea AND key = %s::bytea FOR UPDATE"
+
+
 def retry(tx: PostgresWriting, uuid: bytes, now_us: int) -> bool:
     one = tx.to_change(uuid, Event.RETRY)
     if one is None:
         return False
+    if name := name_to_retry(one, one.submitted_at, now_us):  # locked: no other is accepted meanwhile
+        rows = tx.fetch_keys(_LOCK_KEY, Raw(one.owner), Raw(name))
+        if not rows or rows[0][0][0] != uuid:
+            return False
     due, expires_at = times_again(one.submitted_at, one.not_before, one.expires_at, one.attempts, now_us)
     changes = tx.changes
     changes.leave(one)

@@ -211,7 +211,7 @@ class PostgresWriting(SnapshotReader):
         if not forget:
             return self.fetch_apart(text, *parameters)
         owners, keys, uuids = zip(*forget, strict=True)
-        first = Statement(FORGET, (texts(owners), texts(keys), ids(uuids)))
+        first = Statement(FORGET, (texts(owners), texts(keys), ids(uuids), ids(self.changes.gone)))
         gone, rows = super().fetch_all(first, Statement(text, parameters))
         self.changes.count_keys_gone(gone)
         return rows
