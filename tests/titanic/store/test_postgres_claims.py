@@ -668,6 +668,41 @@ def test_rows_of_nodes_that_ended_long_ago_go_when_no_request_is_left(nodes):
     assert there() == {other.me}
 
 
+def test_rows_of_services_go_that_have_no_request(nodes):
+    """They were counted by several nodes, and are while they are to go."""
+    one, other = nodes
+    names = [b"made up %d" % n for n in range(100)]
+    uuids = one.accept(*names)
+
+    def close(node, *some):
+        with node.store.write() as txn:
+            txn.prefetch(some)
+            assert all(txn.close(uuid, NOW) for uuid in some)
+
+    def counted():
+        nodes_module.forget_dead(other.store.pool)
+        with other.store.read() as txn:
+            return {name for (name,) in txn.fetch("SELECT name FROM load WHERE kind = 's'")}
+
+    close(other, *uuids[1:])
+    assert counted() == {names[0]}
+    with one.store.write() as txn:
+        accept_all(txn, [NewRequest(names[1], [b""])], NOW)
+        txn.flush()
+        assert counted() == {names[0]}
+    assert counted() == {*names[:2]}
+
+    def work():
+        for _ in range(200):
+            close(one, *one.accept(b"x"))
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    while thread.is_alive():
+        counted()
+    assert counted() == {*names[:2]}
+
+
 def test_a_claim_that_is_committed_late_is_free_again_although_its_node_was_to_be_forgotten(nodes):
     """A node stands still between the two, longer than its lease; it had been running for days."""
     one, other = nodes

@@ -161,6 +161,20 @@ COUNTS = """(n.lease_until > '-infinity' OR NOT n.abandoned AND EXISTS (
 
 _COUNT_NO_MORE = f"DELETE FROM bounded AS b USING node AS n WHERE n.incarnation = b.incarnation AND NOT {COUNTS}"
 
+_FORGET_LOADS = """
+WITH idle AS (
+    SELECT name FROM load WHERE kind = 's' GROUP BY name
+    HAVING (sum(waiting), sum(bytes), sum(ready)) = (0, 0, 0) LIMIT 50000
+), locked AS (
+    SELECT l.* FROM idle AS i CROSS JOIN LATERAL (
+        SELECT * FROM load WHERE kind = 's' AND name = i.name FOR UPDATE SKIP LOCKED) AS l
+), summed AS (
+    SELECT name, shard, (sum(waiting) OVER n, sum(bytes) OVER n, sum(ready) OVER n) = (0, 0, 0) AS is_idle
+    FROM locked WINDOW n AS (PARTITION BY name)
+)
+DELETE FROM load AS l USING summed AS s WHERE s.is_idle AND l.kind = 's' AND l.name = s.name AND l.shard = s.shard"""
+"""Clients name services. Rows of several shards add up to nothing, as they are when they are locked."""
+
 
 class Membership:
     """The node's row in `node`, by a connection of its own. One thread at a time may call."""
@@ -261,11 +275,14 @@ class Membership:
 
 
 def forget_dead(pool: ConnectionPool) -> None:
-    """Remove the rows of nodes that ended long ago, of which no request is left. Raises StoreFailed and the like."""
+    """Remove the rows of nodes that ended long ago, and of services, of which no request is left.
+
+    Raises StoreFailed and the like."""
     with pool.borrow() as connection:
         connection.execute(_COUNT_NO_MORE)
         connection.execute(_NOTE_END)
         connection.execute(_FORGET_DEAD)
+        connection.execute(_FORGET_LOADS)
 
 
 def places_of(held: Sequence[Place]) -> tuple[Raw, Raw, Raw]:
