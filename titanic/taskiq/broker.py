@@ -364,8 +364,11 @@ class TitanicBroker(AsyncBroker):
     async def kick(self, message: BrokerMessage) -> None:
         """Have a task executed; it is on disk when this returns. The same task id is executed once, but for what taskiq
         itself sends again. A unique task may be an earlier one, whose result this id then has in this process."""
-        key = task_key(self.service, message.task_id, sent_again(message.labels))
-        options: SubmitOptions = {**self._options, **options_of(message.labels), "key": key}
+        again = sent_again(message.labels)
+        key = task_key(self.service, message.task_id, again)
+        options: Any = {**self._options, **options_of(message.labels), "key": key}
+        if again:  # the request that is still running would be found as the unique one
+            options = {name: value for name, value in options.items() if not name.startswith("unique")}
         uuid = await self.client.submit(self.service, message.message, **options)
         if isinstance(uuid, Found):
             self.found[message.task_id] = uuid

@@ -120,6 +120,23 @@ async def test_a_unique_task_finds_the_one_before(server: Server, client: Client
 
 
 @in_loop
+async def test_a_unique_task_that_is_sent_again_does_not_find_itself(server: Server) -> None:
+    broker = TitanicBroker(server.endpoints[0], timeout=30)
+    broker.add_middlewares(SimpleRetryMiddleware(default_retry_count=3))
+    runs = []
+
+    @broker.task(retry_on_error=True, unique="all", unique_for=100)
+    async def second() -> int:
+        runs.append(1)
+        if len(runs) < 2:
+            raise ValueError("again")
+        return len(runs)
+
+    async with listening(broker):
+        assert (await (await second.kiq()).wait_result(0.01, PATIENCE)).return_value == 2
+
+
+@in_loop
 async def test_what_taskiq_sends_again(server: Server, client: Client) -> None:
     """By its middleware and by `requeue`: under the same task id, and it is executed."""
     broker = TitanicBroker(server.endpoints[0], timeout=30, keep_results=False)
