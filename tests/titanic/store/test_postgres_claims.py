@@ -126,6 +126,13 @@ def test_a_claimed_request_is_not_changed(nodes):
     with other.store.write() as txn:
         assert txn.change(b, NOW, priority=9) == (b"x", State.WAITING)
     assert one.claim((b"x", 1)) == {b"x": [b]}
+    with one.store.write() as txn:
+        txn.keep(one.me, [Place(b"x", 0, b)])
+    one.store.leave([one.me])
+    with other.store.write() as txn:
+        assert txn.change(b, NOW, priority=8) is None, "its worker may come back with it"
+        assert txn.change(a, NOW, priority=8) == (b"x", State.WAITING)
+    assert other.claim((b"x", 2)) == {b"x": [a]}
 
 
 def test_a_claim_has_what_a_worker_gets(nodes):

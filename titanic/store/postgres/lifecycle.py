@@ -24,7 +24,7 @@ from titanic.errors import StoreFull
 from titanic.store.attempt_history import history_key
 from titanic.store.postgres.closed import drop_older, make_room
 from titanic.store.postgres.database_session import Raw, ids, numbers, texts
-from titanic.store.postgres.nodes import OVER
+from titanic.store.postgres.nodes import FREE, OVER
 from titanic.store.postgres.rows import (
     CLOSED,
     REPLY,
@@ -168,9 +168,9 @@ def retry(tx: PostgresWriting, uuid: bytes, now_us: int) -> bool:
     return True
 
 
-_CHANGE = """
+_CHANGE = f"""
 WITH waits AS (
-    DELETE FROM ready WHERE service = %s::bytea AND rank = %s::smallint AND uuid = %s::uuid AND incarnation IS NULL
+    DELETE FROM ready WHERE service = %s::bytea AND rank = %s::smallint AND uuid = %s::uuid AND {FREE}
     RETURNING service, attempts, dispatched_at, expires_at, reason, deliveries
 ), delayed AS (
     DELETE FROM later WHERE uuid = %s::uuid RETURNING service, attempts, dispatched_at, expires_at, reason, deliveries
