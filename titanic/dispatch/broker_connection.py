@@ -227,6 +227,7 @@ class BrokerConnection(SessionChannel[ClientSession]):
         if self.away:
             self.away = False
             self.session.lost(now)
+            self._owner.heard()
         try:
             self._dealer.send(self.session.take_output())
             self._shortage.recovered()

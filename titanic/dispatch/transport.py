@@ -475,6 +475,7 @@ class SocketTransport(OwnBrokerTransport):
         self._reasons = [] if kind is None else [reason for reason, word in needs.items() if word in kind.knows]
         if kind is not None and kind.knows_slots:
             self._survey = b"mmi.services"
+        self._recalled_on = self.session.connection
         self._loop = loop
         self._dispatcher = dispatcher
         self._connection = BrokerConnection(self.session, endpoint, discovery, self, watch=True)
@@ -493,6 +494,7 @@ class SocketTransport(OwnBrokerTransport):
         if ticket is None or not self._connection.away:
             super().recall_request(uuid, now)
         elif self.session.is_given(ticket):
+            self._recalled.add(ticket)
             self._keep(ticket, self._sends[ticket], ends=False)
         elif self.session.is_pending(ticket):
             # No broker has it, and the next one would not know it by the name that a recall uses.
@@ -527,11 +529,14 @@ class SocketTransport(OwnBrokerTransport):
             self._refuse(ticket, ErrorReply(503, "the broker has died", []), now)
         for service in self._abandoned.values():
             self._core.left(service)
-        self._recalled.clear()
         self._abandoned.clear()
 
     def deliver_results(self, now: float) -> None:
         self._connection.tick(now)  # the loop does it later in the round: too late for what is given up now
+        if self.session.connection != self._recalled_on and not self._connection.away:
+            self._recalled_on = self.session.connection
+            for ticket in self._recalled:  # what workers keep was sent again, as if it was still wanted
+                self._recall(ticket, now)
         super().deliver_results(now)
 
     def push(self, now: float) -> None:

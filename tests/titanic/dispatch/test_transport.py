@@ -12,7 +12,7 @@ import pytest
 import zmq
 from support.waiting import until
 
-from broker import ANSWER_TIMEOUT, BrokerKind, Channel, ClientSession, ErrorReply, Loop
+from broker import ANSWER_TIMEOUT, BrokerKind, Channel, ClientSession, ErrorReply, Loop, WorkerIdentity
 from titanic.dispatch.attempts import Send
 from titanic.dispatch.broker_connection import PAUSE, BrokerDiscovery
 from titanic.dispatch.transport import MMI_TIMEOUT, LocalTransport, OwnBrokerTransport, PartialReplies, SocketTransport
@@ -67,6 +67,9 @@ class Heard:
 
     def present(self, name: bytes, workers: int, now: float) -> None:
         self.presence[name] = workers
+
+    def failed_at(self, uuid: bytes, worker: WorkerIdentity) -> None:
+        """A worker keeps it."""
 
     def kept(self, uuid: bytes, *, ends: bool = False) -> bool:
         return uuid in self.overdue
@@ -467,6 +470,42 @@ def test_what_is_taken_back_while_there_is_no_broker_is_not_sent_to_the_next_one
     assert list(heard.refusals) == [b"1"], "it is no attempt"
     assert heard.done == []
     assert sent_by(transport) == [b"2"]
+    loop.stop()
+
+
+@pytest.mark.parametrize("when", ["before", "while it was away"])
+def test_what_a_worker_keeps_is_asked_back_from_the_next_broker_too(heard: Heard, tmp_path: Path, when: str) -> None:
+    """If its worker does not return, no other one is to get it."""
+    loop, endpoint = Loop(), f"ipc://{tmp_path}/broker"
+    discovery = BrokerDiscovery(endpoint, ["0.2"], Owner())
+    discovery.kind = kind = BrokerKind("0.2", ours=True)
+    transport = SocketTransport(heard, loop, endpoint, discovery, Channel())
+    transport.send_requests([Send(b"1", b"echo", [b"x"], has_ttl=True, context=b"{}")], NOW)
+    ((connection, sent),) = transport.session.take_output()
+    assert sent is not None
+    given = [*sent[1:4], b"MDPC02", b"\x09", b"echo", b"0" * 48, b"k"]
+    transport.session.receive(connection, given, NOW)
+    transport.deliver_results(NOW)
+    if when == "before":
+        transport.recall_request(b"1", NOW)
+    transport._connection._lost(NOW)
+    if when != "before":
+        transport.recall_request(b"1", NOW)
+    discovery.kind = kind
+    with zmq.Context.instance().socket(zmq.ROUTER) as broker:
+        broker.bind(endpoint)
+
+        def asked() -> list[bytes]:
+            transport.push(NOW)
+            transport.deliver_results(NOW)
+            frames = broker.recv_multipart() if broker.poll(0) else []
+            if b"\x05" in frames and frames[-1] == b"x":
+                marks.append(frames[3])
+            return frames if b"mmi.cancel" in frames and marks and frames[-1] == marks[-1] else []
+
+        marks: list[bytes] = []
+        until(asked)
+    assert sent_by(transport) == [b"1"]
     loop.stop()
 
 
