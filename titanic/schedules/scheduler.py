@@ -87,9 +87,9 @@ class ScheduleCore:
         submitted. Ticks up to `since` do not count: before that the schedule was new, or paused."""
         last = max(known, default=0)
         missed = [tick for tick in checked if tick > last and tick > since]
-        missed = missed[-MOST:] if self.schedule.missed == "all" else missed[-1:]
-        if self.schedule.missed == "skip":
-            missed = [tick for tick in missed if now - tick <= LATE]
+        fresh = [tick for tick in missed if now - tick <= LATE]
+        policies = {"skip": fresh, "once": fresh or missed[-1:], "all": missed[-MOST:]}
+        missed = policies[self.schedule.missed]
         return Plan(missed, checked[-1] if checked else int(now))
 
     def done(self, plan: Plan) -> None:

@@ -17,8 +17,11 @@ from support.waiting import PATIENCE, until
 from titanic import Client, Server
 from titanic.errors import InvalidSchedule, UnknownRequest
 from titanic.schedules import Schedule, Scheduler
+from titanic.schedules.schedule import Missed
 from titanic.schedules.schedule_file import read_schedules
 from titanic.schedules.scheduler import (
+    Plan,
+    ScheduleCore,
     ask_to_run,
     last_tick,
     pause_schedule,
@@ -90,6 +93,16 @@ def test_what_was_missed(client: Client, missed: str, count: int, monkeypatch: p
     done = scheduler.once()
     assert [tick for _, tick, _ in done] == yearly.ticks.last(client.clock(), 100)[100 - count :]
     assert scheduler.once() == Scheduler(client, [yearly]).once() == []
+
+
+@pytest.mark.parametrize(("missed", "late"), [("skip", []), ("once", [40]), ("all", [30, 40])])
+def test_ticks_that_are_not_late_are_submitted_whatever_the_policy(missed: Missed, late: list[int]) -> None:
+    """After a pause of more than one tick; the policy decides about ticks that are over a minute late."""
+    core = ScheduleCore(Schedule("ten", "absent", every=10, missed=missed))
+    core.done(Plan([20], 20))
+    assert core.due(49) is None
+    assert core.missed(49, [10, 20, 30, 40], [10, 20], 0).ticks == [30, 40]
+    assert core.missed(500, [10, 20, 30, 40], [10, 20], 0).ticks == late
 
 
 def test_a_pause_holds_for_all_and_what_passes_meanwhile_is_not_missed(server: Server, client: Client) -> None:
