@@ -229,6 +229,7 @@ class Connections:
             self._watch_connection(connection)
             if not paused and connection.protocol.has_more:
                 self.ready[connection.descriptor] = _READ
+                self._loop.drain_again(self._channel)
 
     def _watch(self, descriptor: int, events: int) -> None:
         """Wait for events of a descriptor; while paused, not for input."""

@@ -219,6 +219,10 @@ class Loop:
         """Give a resting channel a turn: something was done to it. Call this in the loop's thread."""
         self._touched[channel] = None
 
+    def drain_again(self, channel: Channel) -> None:
+        """Drain a channel in the next round: it has input that no poll reports. Call this in the loop's thread."""
+        self._unread[channel] = None
+
     def watch(self, descriptor: int, channel: Channel, ready: dict[int, int], events: int) -> None:
         """Drain the channel at these events of a descriptor (those of `selectors`), which are put into `ready`."""
         if self._thread and get_ident() != self._thread:  # not every poll notices a change while it waits

@@ -7,10 +7,13 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from socket import create_connection
 
 import pytest
 import zmq
-from support.waiting import again, until
+from support.handshakes import address as host_and_port
+from support.waiting import PATIENCE, again, until
+from support.zmtp_peer import message, null
 
 from broker import EndpointError, RemoteError, TimedOut, UsageError, Worker, WorkerConfig
 from broker.core.mdp import Frames
@@ -169,6 +172,21 @@ def test_a_server_with_too_much_in_hand_leaves_it_in_the_socket(
         assert server.in_hand < 10, "it reads 256 KiB at once"
         go_on.set()
         assert [dealer.recv_multipart()[1] for _ in range(20)] == bodies
+
+
+def test_a_server_goes_on_with_what_it_has_read() -> None:
+    """No poll reports it: it is not in the system any more."""
+    go_on = threading.Event()
+    server = Server(lambda frames: (go_on.wait(30), frames)[1])
+    endpoint = server.bind("tcp://127.0.0.1:*")
+    with server, create_connection(host_and_port(endpoint), timeout=PATIENCE) as client:
+        client.sendall(null() + message(b"", b"x") * 1500)
+        until(lambda: server._connections._paused)
+        assert server.in_hand < 1500
+        go_on.set()
+        left = 1500 * len(message(b"", b"x")) + len(null(Identity=b""))
+        while left:
+            left -= len(client.recv(left))
 
 
 def test_a_server_finishes_what_it_has_in_hand(socket: Socket) -> None:
