@@ -4,7 +4,7 @@ Limits are laid over the configured ones at every node.
     key           value
     ------------  -------------
     l  service    LimitOverride
-    l             empty: nodes that change limits wait for each other here
+    l             empty: nodes that change settings wait for each other here
 
 Nodes read these rows with the other settings of services. The configured limits, on which nodes agree, stay as they
 are, and hold again when a row is deleted.
@@ -107,8 +107,8 @@ def apply(
     """Change the given settings. Returns the settings of all services, and the answer for this one. `act`: when, and
     who. `configured`: limits. Raises ValueError and InvalidRequest."""
     service = _name("service", options.service)
-    if limits := _limits(options):
-        transaction.put_facts([(KIND, b"")])  # other nodes that change limits wait from here
+    transaction.put_facts([(KIND, b"")])  # other nodes that change settings wait from here
+    limits = _limits(options)
     settings = service_settings(transaction)
     before = setting = settings.get(service, NOTHING_SET)
     if options.paused is not UNSET:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -21,9 +22,12 @@ from broker import Worker
 from titanic import Client, InvalidRequest, Refused, Server
 from titanic.dispatch.attempts import Finish
 from titanic.dispatch.outcomes import CompletionEvents, OutcomeWrite
+from titanic.facts import set_service
 from titanic.facts.recorder import FactsRecorder
 from titanic.facts.set_service import KnownSettings
+from titanic.protocol.messages import SetAction
 from titanic.store import MIN_CAPACITY, LeaseConfig, ServiceSetting, State, Status, open_store
+from titanic.store.postgres.store import PostgresStore
 from titanic.store.postgres.tools import check
 
 
@@ -197,6 +201,28 @@ def test_every_node_learns_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             assert a.wait(uuid, 30) == [b"A"]
         assert b.stats()["settings"] == {"shout": {"paused": False, "on_end": "told"}}
         assert [row["state"] for row in a.list(service="told")[0]] == ["waiting"]
+
+
+@needs_postgres
+def test_two_admins_set_a_service_at_two_nodes_at_once() -> None:
+    name = shared_server().new_store()
+    url = shared_server().url(name)
+    with PostgresStore.open(url) as one, PostgresStore.open(url) as other:
+
+        def set_on_end() -> None:
+            with other.write() as txn:
+                set_service.apply(txn, SetAction("a", on_end="told"), (0, ""), {})
+
+        thread = Thread(target=set_on_end)
+        with one.write() as txn:
+            set_service.apply(txn, SetAction("a", paused=True), (0, ""), {})
+            thread.start()
+            waits = "SELECT count(*) FROM pg_stat_activity WHERE datname = %s AND wait_event_type = 'Lock'"
+            until(lambda: shared_server().sql(waits, name) == 1)
+        thread.join()
+        with one.read() as txn:
+            assert txn.service_settings() == {b"a": ServiceSetting(True, b"told")}
+    shared_server().drop_database(name)
 
 
 @each(
