@@ -8,7 +8,7 @@ clock set back, it searches back for the last tick that was submitted. The sched
 
 All state is in idempotency keys, which all schedulers share and which survive every restart:
 
-    cron:NAME:2026-11-22T20:00:00Z   the request of a tick
+    cron:NAME:2026-11-22T20:00:00Z   the request of a tick; set when the tick found one before that is unique
     cron:NAME:since:3f2a…            set when the schedule is first seen; the time is in its UUID
     cron:NAME:paused                 a request for `cron.paused`; NAME is paused while it exists
     cron:NAME:resumed                set on resuming; the time is in its UUID
@@ -31,9 +31,9 @@ from typing import Any, NamedTuple
 
 from titanic.client.client import Client
 from titanic.client.request_queue import Found, RequestQueue
-from titanic.errors import Forbidden, InvalidSchedule, KeyRefused, TimedOut, TitanicError
+from titanic.errors import Forbidden, InvalidSchedule, KeyRefused, TimedOut, TitanicError, UnknownRequest
 from titanic.protocol.documents import ScheduleReport
-from titanic.protocol.submit_options import MOST_SECONDS, MOST_UUIDS
+from titanic.protocol.submit_options import MOST_SECONDS, MOST_UUIDS, SubmitOptions
 from titanic.protocol.tsp import paused_key
 from titanic.schedules.schedule import MOST, Schedule, in_utc, resumed_key
 from titanic.util.clock import Clock, elapsed
@@ -107,7 +107,7 @@ PAUSED = "cron.paused"
 UNENDED = ("waiting", "delayed")
 """States of such a request while it counts."""
 
-_NEVER = {"delay": 3600.0, "ttl": 600.0}
+_NEVER: SubmitOptions = {"delay": 3600.0, "ttl": 600.0}
 """A request that is closed at once; if that does not come to pass, it expires before it could be executed."""
 
 
@@ -365,7 +365,14 @@ class Scheduler:
         if self._elapsed() - asked > LATE:
             raise TimedOut("this scheduler was suspended", f"for more than {LATE:g} s", "it checks what is due again")
         uuid = submit_tick(self._client, schedule, tick)
-        found = " of before, which is unique" if isinstance(uuid, Found) else ""
+        found = ""
+        if isinstance(uuid, Found):  # the tick has no request; its key says that it is done with
+            found = " of before, which is unique"
+            options: SubmitOptions = {**_NEVER, "key": schedule.key(tick), "key_for": schedule.key_for}
+            mark = self._client.submit(schedule.service, **options)
+            with contextlib.suppress(Forbidden, UnknownRequest):
+                if "unique" not in self._client.show(mark):  # else another scheduler has submitted the tick meanwhile
+                    self._client.close(mark)
         log.info("%s: tick %s is request %s%s", schedule.name, in_utc(tick), uuid, found)
         return uuid
 

@@ -9,13 +9,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
+from typing import Unpack
 
 import pytest
 from support.serving import serving
 from support.waiting import PATIENCE, until
 
 from titanic import Client, Server
+from titanic.client.request_queue import Found
 from titanic.errors import InvalidSchedule, UnknownRequest
+from titanic.protocol.submit_options import SubmitOptions
 from titanic.schedules import Schedule, Scheduler
 from titanic.schedules.schedule import Missed
 from titanic.schedules.schedule_file import read_schedules
@@ -156,6 +159,36 @@ def test_a_tick_of_a_unique_schedule_finds_the_request_before(
     assert sum(submitted(client).values()) == 1
     (row,) = client.list(service="absent")[0]
     assert (row["unique"], row["on_failed"], row["on_limit"]) == ("a", "mail", "leave")
+
+
+class Overtaken(Client):
+    """A scheduler's, at each of whose ticks the request before ends, and another scheduler submits the tick first."""
+
+    def submit(self, service: str, *body: bytes | str, **options: Unpack[SubmitOptions]) -> str:
+        uuid = super().submit(service, *body, **options)
+        if isinstance(uuid, Found):
+            self.close(uuid)
+            super().submit(service, *body, **options)
+        return uuid
+
+
+def test_a_tick_that_has_found_the_request_before_never_comes_again(
+    server: Server, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("titanic.schedules.scheduler._time_of", lambda uuid: 0.0)  # it has been known since 1970
+    yearly = Schedule("thirds", "absent", every=86_400 * 120, missed="all", options={"unique": "a"})
+    past_tick(client, yearly, 3)
+    assert len(Scheduler(client, [yearly]).once()) == 3
+    (row,) = client.list(service="absent")[0]
+    client.close(row["uuid"])
+    assert Scheduler(client, [yearly]).once() == []
+    assert client.list(service="absent")[0] == []
+    other = Schedule("others", "absent", every=86_400 * 120, missed="once", options={"unique": "b"})
+    past_tick(client, other, 1)
+    with Overtaken(server.endpoints[0], timeout=30) as overtaken:
+        ((_, tick, _),) = Scheduler(overtaken, [other]).once()
+    (row,) = client.list(service="absent")[0]
+    assert (row["key"], row["state"]) == (other.key(tick), "waiting")
 
 
 def test_a_schedule_of_a_unique_task_has_its_key() -> None:
