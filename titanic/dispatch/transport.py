@@ -118,10 +118,10 @@ class PartialReplies(Generic[Key]):
         else:
             frames += body
 
-    def drop(self, key: Key) -> None:
-        """No FINAL will come for these parts."""
+    def drop(self, key: Key) -> bool:
+        """No FINAL will come for these parts. Return whether there were any."""
         self._frames.pop(key, None)
-        self._sizes.pop(key, None)
+        return self._sizes.pop(key, None) is not None
 
     def complete(self, key: Key, body: Frames) -> Frames | ErrorReply:
         """The FINAL came: the whole reply, or the error reply that it is, or an error that it was too large."""
@@ -245,8 +245,9 @@ class OwnBrokerTransport:
         elif kind is EventKind.PARTIAL:
             self._parts.add(ticket, body)
         elif kind is EventKind.RESTART:
-            self._parts.drop(ticket)
-            self._core.started(send.uuid, now)
+            returns = self._parts.drop(ticket) and send.uuid in (self._deliveries or ())
+            if not returns:  # a worker that does sends its parts again
+                self._core.started(send.uuid, now)
         elif kind is EventKind.GIVEN:
             self._note(send, *body)
         elif kind is EventKind.PROGRESS:

@@ -15,6 +15,7 @@ from support.waiting import until
 from broker import ANSWER_TIMEOUT, BrokerKind, Channel, ClientSession, ErrorReply, Loop, WorkerIdentity
 from titanic.dispatch.attempts import Send
 from titanic.dispatch.broker_connection import PAUSE, BrokerDiscovery
+from titanic.dispatch.deliveries import Deliveries
 from titanic.dispatch.transport import MMI_TIMEOUT, LocalTransport, OwnBrokerTransport, PartialReplies, SocketTransport
 from titanic.dispatch.transport_foreign import ForeignTransport
 
@@ -43,12 +44,15 @@ class Heard:
         self.presence: dict[bytes, int] = {}
         self.overdue: set[bytes] = set()
         self.done: list[bytes] = []
+        self.begun: list[tuple[bytes, float]] = []
+        self.flights = {b"1"}
 
     def reason(self, uuid: bytes) -> bytes:
         return b""
 
     def started(self, uuid: bytes, now: float) -> None:
         """A worker begins, after a wait or another one."""
+        self.begun.append((uuid, now))
 
     def replied(self, uuid: bytes, body: list[bytes], now: float) -> None:
         assert uuid not in self.replies
@@ -538,6 +542,31 @@ def test_a_reply_that_came_before_the_broker_died_counts(heard: Heard) -> None:
     transport.connection_lost(transport._connection, NOW)
     assert (heard.replies, heard.refusals) == ({b"1": [b"reply"]}, {})
     loop.stop()
+
+
+def test_the_limit_of_an_attempt_does_not_count_anew_when_its_worker_returns(heard: Heard) -> None:
+    """That one sends the parts of its reply again."""
+    notes, peer = Deliveries(), Peer()
+    transport: Any = LocalTransport(heard, None, deliveries=notes)
+    transport.peer = peer
+    transport.send_requests([Send(b"1", b"echo", [b"x"])], NOW)
+    ((connection, sent),) = transport.session.take_output()
+
+    def says(later: float, *codes: bytes) -> None:
+        for code in codes:
+            transport.session.receive(connection, [*sent[:2], b"MDPC02", code, b"echo"], 0)
+        transport.deliver_results(NOW + later)
+
+    notes.note(b"1", b"first", b"k")
+    says(1, b"\6", b"\2")  # after a wait
+    says(2, b"\6", b"\2", b"\2")  # it returns
+    assert heard.begun == [(b"1", NOW + 1)]
+    notes.note(b"1", b"second", b"k")
+    says(3, b"\6", b"\6", b"\2")  # the next one
+    notes.drop(b"1")
+    says(4, b"\6", b"\3")  # one that keeps nothing
+    assert heard.begun == [(b"1", NOW + later) for later in (1, 3, 4)]
+    assert heard.replies == {b"1": []}
 
 
 def test_a_broker_that_answered_in_no_version_is_asked_again(tmp_path: Path) -> None:
