@@ -316,7 +316,7 @@ def test_the_steps_of_a_workflow(http: httpx.Client, client: Client) -> None:
     client.retry(leaf)
     with Worker("resize", lambda frames: frames, client.endpoint, config=QUICK):
         client.wait(leaf, 60)
-    assert re.search(r"0\.0 resize done [\d.]+ m?s", page(http, flow).text)
+    assert re.search(r"0\.0 resize done (< )?[\d.]+ m?s", page(http, flow).text)
 
 
 def test_a_large_body_is_cut(http: httpx.Client, client: Client) -> None:
