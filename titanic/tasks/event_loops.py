@@ -6,8 +6,9 @@ import asyncio
 import os
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from concurrent.futures import CancelledError
-from typing import Any
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
+from typing import Any, cast
 
 from broker import DELIVERY, finish
 from titanic.aio import Client
@@ -25,29 +26,46 @@ class EventLoop:
         self._lock = threading.Lock()
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """What a coroutine returns; this thread waits for it. It is cancelled when its reply is no longer wanted:
-        raises Cancelled then."""
+        """What a coroutine returns; this thread waits for its end. It is cancelled when its reply is no longer
+        wanted: raises Cancelled then."""
         if threading.get_ident() == self._thread:
             # In memory, a task that awaits another one executes it here: this loop stands still meanwhile.
             self._nested = self._nested or EventLoop()
             return self._nested.run(coroutine)
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._running())  # with this thread's context
-        delivery = DELIVERY.get()
-        if delivery is not None:
-            delivery.on_cancel(future.cancel)
+        delivery, loop = DELIVERY.get(), self._running()
+        ended: Future[Any] = Future()  # one of asyncio ends as soon as it is cancelled, before its coroutine does
+
+        async def execute() -> None:
+            task = cast("asyncio.Task[None]", asyncio.current_task())
+            if delivery is not None:
+                delivery.on_cancel(lambda: loop.call_soon_threadsafe(task.cancel))
+            try:
+                ended.set_result(await coroutine)
+            except BaseException as error:
+                ended.set_exception(error)
+
+        asyncio.run_coroutine_threadsafe(execute(), loop)  # with this thread's context
         try:
-            return future.result()
-        except CancelledError:
-            raise Cancelled from None
+            return ended.result()
+        except asyncio.CancelledError as error:
+            if delivery is not None and delivery.is_cancelled:
+                raise Cancelled from None
+            raise CancelledError("what it awaited was cancelled").with_traceback(error.__traceback__) from None
 
     def _running(self) -> asyncio.AbstractEventLoop:
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                thread = threading.Thread(target=self._loop.run_forever, name="event loop", daemon=True)
+                thread = threading.Thread(target=_run, args=(self._loop,), name="event loop", daemon=True)
                 thread.start()
                 self._thread = thread.ident or 0
             return self._loop
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    while not loop.is_closed():
+        with suppress(BaseException):  # SystemExit in a task comes out here, too: it must not end the others
+            loop.run_forever()
 
 
 EVENT_LOOP = EventLoop()

@@ -39,6 +39,7 @@ import ctypes
 import os
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from titanic import current
@@ -120,6 +121,14 @@ def hang(folder: str) -> None:
     threading.Event().wait()
 
 
+@app.task
+async def go_on(folder: str) -> None:
+    hanging = asyncio.create_task(asyncio.to_thread(hang, folder))
+    while True:
+        with suppress(asyncio.CancelledError):
+            await asyncio.shield(hanging)
+
+
 @app.task(on_limit="cancel")
 def overlong(folder: str) -> int:
     while not current().cancelled:
@@ -143,6 +152,7 @@ OTHERS = (
     "shop.use",
     "shop.use_much",
     "shop.hang",
+    "shop.go_on",
     "shop.dies_once",
     "shop.hold_gil",
     "shop.overlong",
@@ -460,14 +470,15 @@ def test_a_worker_that_stops_waits_for_a_server_no_longer_than_its_grace(tmp_pat
         assert ("without a stored reply will run again" in worker.log.read_text()) == has_job
 
 
+@pytest.mark.parametrize("task", ["hang", "go_on"])
 def test_at_its_limit_a_job_is_killed_before_the_next_attempt_begins(
-    server: Server, client: Client, tmp_path: Path
+    server: Server, client: Client, tmp_path: Path, task: str
 ) -> None:
     """What its process had beside it starts anew."""
     with pool(tmp_path, server, "--jobs", "2", "--watchdog", "0.2") as worker:
         held = ask(client, "wait_for", tmp_path)
         until(lambda: begun(tmp_path))
-        uuid = ask(client, "hang", tmp_path, limit=0.2, max_attempts=2, retry_first=0.01)
+        uuid = ask(client, task, tmp_path, limit=0.2, max_attempts=2, retry_first=0.01)
         until(lambda: client.show(uuid)["state"] == "failed")
         assert client.show(uuid)["reason"] == "no reply within its limit of 0.2 s"
         assert client.show(uuid)["attempts"] == 2
@@ -477,7 +488,7 @@ def test_at_its_limit_a_job_is_killed_before_the_next_attempt_begins(
         client.wait(held, timeout=50)
         assert client.show(held)["attempts"] == 1
         assert re.search(
-            r"still runs shop.hang \(\w{32}; .*\), 200 ms beyond its limit; killing it", worker.log.read_text()
+            rf"still runs shop.{task} \(\w{{32}}; .*\), 200 ms beyond its limit; killing it", worker.log.read_text()
         )
 
 

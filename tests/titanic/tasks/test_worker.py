@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Iterator
 
 import pytest
 from support.waiting import until
 
-from titanic import Client, Server, current
+from broker import DELIVERY, Delivery
+from titanic import Cancelled, Client, Server, current
 from titanic.tasks import TaskFailed, Tasks
+from titanic.tasks.event_loops import EVENT_LOOP
 
 app = Tasks(name="w", timeout=30)
 
@@ -33,6 +36,21 @@ async def twice(number: int) -> int:
 async def nested(number: int) -> int:
     await asyncio.sleep(0)
     return number if current() else 0
+
+
+@app.task(max_attempts=1)
+async def leaves(by_another: bool) -> None:
+    async def leave() -> None:
+        sys.exit(3)
+
+    await (asyncio.create_task(leave()) if by_another else leave())
+
+
+@app.task(max_attempts=2, retry_first=0.01, retry_on=KeyError)
+async def awaits_what_is_cancelled() -> None:
+    inner = asyncio.create_task(asyncio.Event().wait())
+    inner.cancel()
+    await inner
 
 
 @app.task
@@ -66,6 +84,41 @@ def test_a_life(served: Server, client: Client) -> None:
     assert caught.value.args == (1, 0)
     assert "in divide" in str(vars(caught.value.__cause__)["traceback"])
     ticket.close()
+
+
+@pytest.mark.parametrize("by_another", [False, True])
+def test_an_async_task_that_exits_takes_no_other_along(served: Server, by_another: bool) -> None:
+    with pytest.raises(TaskFailed, match="SystemExit: 3"):
+        leaves.submit(by_another).reply(timeout=30)
+    assert twice.submit(4).reply(timeout=30) == 8
+
+
+def test_an_async_task_is_over_when_it_has_tidied_up() -> None:
+    delivery, done = Delivery(b""), []
+
+    async def tidies() -> None:
+        try:
+            delivery.cancel()
+            await asyncio.Event().wait()
+        finally:
+            for _ in range(100):
+                await asyncio.sleep(0)
+            done.append("tidied up")
+
+    token = DELIVERY.set(delivery)
+    with pytest.raises(Cancelled):
+        EVENT_LOOP.run(tidies())
+    DELIVERY.reset(token)
+    assert done == ["tidied up"]
+
+
+def test_what_a_task_awaits_was_cancelled_and_not_its_request(served: Server, client: Client) -> None:
+    ticket = awaits_what_is_cancelled.submit()
+    with pytest.raises(TaskFailed) as caught:
+        ticket.reply(timeout=30)
+    assert caught.value.type.endswith(".CancelledError")
+    assert "await inner" in caught.value.traceback
+    assert client.show(ticket.uuid)["attempts"] == 1, "it is not among what is retried"
 
 
 def test_a_worker_of_another_version_gives_back_what_it_cannot_do(server: Server, client: Client) -> None:
