@@ -368,7 +368,8 @@ class StatsWatcher:
 
     async def _refresh_for(self, streams: set[EventStream]) -> None:
         try:
-            await self.refresh(next(iter(streams)).visitor)
+            if stream := next(iter(streams), None):  # the last may have closed while another user's were refreshed
+                await self.refresh(stream.visitor)
         except InvalidRequest:  # the connection of their user was closed: readers that reconnect get a new one
             for stream in streams:
                 stream.end()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -15,12 +17,14 @@ import httpx
 import pytest
 from support.serving import serving
 from support.waiting import PATIENCE, until
+from support.web_secured import TOKENS, secured
 
 from broker import Worker
 from titanic import Client, Server
 from titanic.web import stats
 from titanic.web.api import event_stream
-from titanic.web.api.event_stream import ChangeLog, Numbers
+from titanic.web.api.event_stream import ChangeLog, Numbers, StatsWatcher
+from titanic.web.auth.identity import Visitor
 from titanic.web.serving import WebServer
 from titanic.web.settings import WebSettings
 
@@ -63,8 +67,10 @@ class Reader:
 
 
 @contextmanager
-def reading(url: str, last: str = "", **query: Any) -> Iterator[Reader]:
+def reading(url: str, last: str = "", user: str = "", **query: Any) -> Iterator[Reader]:
     headers = {"Last-Event-ID": last} if last else {}
+    if user:
+        headers["Authorization"] = f"Bearer {TOKENS[user]}"
     with httpx.stream(
         "GET", f"{url}/v1/events", params=query, headers=headers, timeout=PATIENCE, verify=False
     ) as response:
@@ -217,6 +223,33 @@ def test_ends_at_once_when_the_gateway_ends(server: Server) -> None:
         for reader in readers:
             with pytest.raises(EOFError):
                 reader.next()
+
+
+def test_goes_on_when_the_last_stream_of_another_user_has_closed_while_the_server_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refresh, closing, asked = StatsWatcher.refresh, threading.Event(), threading.Event()
+
+    async def slow(watcher: StatsWatcher, visitor: Visitor) -> None:
+        while closing.is_set() and visitor.user == "alice" and "chief" in watcher._streams:
+            asked.set()
+            await asyncio.sleep(0.001)
+        await refresh(watcher, visitor)
+
+    monkeypatch.setattr(StatsWatcher, "refresh", slow)
+    with secured(tmp_path / "access") as scene:
+        scene.write(alice=scene.lines_of("alice", 'submit = ["*"]\nmetrics = true\n'))
+        scene.server.reload(scene.server.config)
+        alice = scene.program("alice")
+        until(lambda: alice.get("/v1/stats").status_code == 200)
+        with reading(scene.url, user="alice") as reader:
+            reader.until("services")
+            with reading(scene.url, user="chief") as other:
+                other.until("services")
+                closing.set()
+                until(asked.is_set)
+            assert alice.post("/v1/services/here/requests").status_code == 202
+            assert "here" in reader.until("services")["services"]
 
 
 def test_hundreds_of_streams_that_hang_harm_nobody(gateway: WebServer, client: Client) -> None:
