@@ -11,11 +11,15 @@ import functools
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import pairwise
 from types import ModuleType, SimpleNamespace
 from typing import Any
+
+from msgspec import structs
 
 from broker import DEFAULT_ENDPOINT, Handler
 from titanic.errors import CallerError, InvalidRequest, TimedOut, UnknownRequest
@@ -53,6 +57,11 @@ MOST_ATTEMPTS = 65_535
 
 LEAST_DELAY = 0.001
 """Seconds before a retry that is to come at once."""
+
+LINKS = {"link", "link_error"}
+
+OF_STEPS = {*LINKS, "priority", "time_limit", "soft_time_limit"}
+"""Options that a task with links has itself; the others are those of the flow."""
 
 STATES = {"delayed": "PENDING", "running": "STARTED", "done": "SUCCESS", "failed": "FAILURE", "expired": "REVOKED"}
 
@@ -183,49 +192,82 @@ class Signature(CeleryNames):
 
     def link_error(self, errback: Signature) -> Signature:
         """Have a task run if it fails."""
-        return self.set(link_error=errback)
+        return self.set(link_error=[*_listed(self.options.get("link_error")), errback])
 
     on_error = link_error
 
     @property
     def step(self) -> Submission[..., Any]:
-        """Its task as a step of a flow. Raises CallerError for a group."""
-        if self.task is None:
+        """Its task, or its first task, as a step of a flow. Raises CallerError for a group."""
+        if self.is_group:
             raise CallerError("a group cannot follow a task", "each of its tasks would get the reply", PAGE)
+        if self.task is None:
+            return self.parts[0].step
         return self.task.submission.options(**options_of(**_without_links(self.options)))
 
-    def flow(self, *args: Any) -> Flow[Any]:
-        """It as a flow; `args` stand before those of its task, its first task or each task of the group."""
+    def flow(
+        self, args: Iterable[Any] = (), kwargs: Mapping[str, Any] = {}, after: bool = False, immutable: bool = False
+    ) -> Flow[Any]:
+        """It as a flow. Its task, its first task or each task of the group gets `args` before its own, and `kwargs`;
+        `after`: it also gets the reply of what is before it; `immutable`: it gets none of them."""
+        return self._linked(self._flow(args, kwargs, after, immutable))
+
+    def _flow(self, args: Iterable[Any], kwargs: Mapping[str, Any], after: bool, immutable: bool) -> Flow[Any]:
+        """It as a flow, without its own links."""
+        if immutable := immutable or self.immutable:
+            args, kwargs, after = (), {}, False
         if self.task is not None:
-            return self.step.step(*args, *self.args, **self.kwargs)
+            link = self.step.link((*args, *self.args), {**self.kwargs, **kwargs}, first=not after)
+            return Flow(link.host, [structs.replace(link.stage, alone=immutable)], link.read, link.declared)
         if self.is_group:
-            return gather(part.flow(*args) for part in self.parts)
-        first, *others = self.parts
-        flow = first.flow(*args)
-        for part in others:
-            add = flow.afterwards if part.immutable else flow.then
-            flow = add(part.step, *part.args, **part.kwargs)
+            return gather(part.flow(args, kwargs, after, immutable) for part in self.parts)
+        flow = self.parts[0].flow(args, kwargs, after, immutable)
+        for before, part in pairwise(self.parts):
+            if before.is_linked and not part.immutable:
+                raise CallerError("a link is before another task", "that would get the linked task's reply", PAGE)
+            if before.is_group:  # an errback of a chord's body is also for its header
+                flow = part._linked(_chained(flow, part._flow((), {}, True, False)))
+            else:
+                flow = _chained(flow, part.flow(after=True))
         return flow
+
+    def _linked(self, flow: Flow[Any]) -> Flow[Any]:
+        """A flow with its links."""
+        for link in _listed(self.options.get("link")):
+            flow = _chained(flow, link.flow(after=True))
+        for one in _listed(self.options.get("link_error")):
+            if one.task is None or one.has_links:
+                raise CallerError("an errback has links, or is a chain or a group", "it must be one task", PAGE)
+            (stage,) = one.flow(after=True).stages
+            flow = Flow(flow.host, flow.as_chain(flow.host), flow.read, flow.declared, stage)
+        return flow
+
+    @property
+    def has_links(self) -> bool:
+        """Whether it has itself a link or an errback."""
+        return any(self.options.get(name) for name in LINKS)
+
+    @property
+    def is_linked(self) -> bool:
+        """Whether its reply is that of a linked task."""
+        last = self.parts if self.is_group else self.parts[-1:]
+        return bool(self.options.get("link")) or any(part.is_linked for part in last)
 
     def apply_async(
         self, args: Iterable[Any] = (), kwargs: Mapping[str, Any] = {}, task_id: str | None = None, **options: Any
     ) -> AsyncResult:
-        """Submit it; `args` as of `flow`. `task_id` is its idempotency key. With a `link` it is the chain of both: the
-        result is that of the linked task."""
-        options = {**self.options, **options}
+        """Submit it; `args` and `kwargs` as of `flow`. `task_id` is its idempotency key. With a `link` it is the chain
+        of both: the result is that of the linked task."""
+        whole = copy(self)
+        whole.options = options = {**self.options, **options}
         said: Any = options_of(**_without_links(options))
         key: Any = {} if task_id is None else {"key": self.app.key_of(task_id)}
-        links, failed = _listed(options.get("link")), _listed(options.get("link_error"))
-        args = () if self.immutable else args
-        if self.task is None or links or failed:
-            flow = Signature(self.app, self.task, *self.args, **{**self.kwargs, **kwargs})
-            flow.parts, flow.is_group = self.parts, self.is_group
-            made = chain(flow, *links).flow(*args)
-            for one in failed:
-                made = made.on_error(one.step, *one.args, **one.kwargs)
-            ticket: Ticket[Any] = made.submit(**said, **key)
+        if self.task is None or whole.has_links:
+            whole.options = {name: value for name, value in options.items() if name in OF_STEPS}
+            ticket: Ticket[Any] = whole.flow(args, kwargs).submit(**said, **key)
         else:
-            task = self.task.submission.options(**said)
+            args, kwargs = ((), {}) if self.immutable else (args, kwargs)
+            task = whole.step
             body, said = task._written((*args, *self.args), {**self.kwargs, **kwargs})
             ticket = task.ticket(self.app.client.submit(task.service, body, **{**said, **key}))
         return AsyncResult(task_id or ticket.uuid, self.app, ticket)
@@ -236,7 +278,9 @@ class Signature(CeleryNames):
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the task here; submit a chain or a group."""
-        return self.delay(*args) if self.task is None else self.task(*args, *self.args, **{**self.kwargs, **kwargs})
+        if self.task is None:
+            return self.delay(*args, **kwargs)
+        return self.task(*args, *self.args, **{**self.kwargs, **kwargs})
 
     def __or__(self, other: Signature) -> Signature:
         return chain(self, other)
@@ -247,7 +291,12 @@ def _listed(links: Any) -> list[Signature]:
 
 
 def _without_links(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if name not in ("link", "link_error")}
+    return {name: value for name, value in options.items() if name not in LINKS}
+
+
+def _chained(flow: Flow[Any], other: Flow[Any]) -> Flow[Any]:
+    stages = [*flow.as_chain(other.host), *other.as_chain(other.host)]
+    return Flow(other.host, stages, other.read, (*flow.declared, *other.declared))
 
 
 def _joined(parts: Iterable[Any]) -> Signature:
@@ -264,7 +313,6 @@ def _joined(parts: Iterable[Any]) -> Signature:
 def chain(*parts: Any) -> Signature:
     """Tasks that follow each other: the reply of each is the first argument of the next."""
     joined = _joined(parts)
-    joined.parts = [one for part in joined.parts for one in (part.parts if not part.is_group else []) or [part]]
     for part in joined.parts[1:]:
         _ = part.step  # raises for a group
     return joined
@@ -279,7 +327,7 @@ def group(*parts: Any) -> Signature:
 
 def chord(header: Any, body: Signature | None = None) -> Any:
     """A group, and a task that gets the list of their replies: `chord(header)(body)` or `chord(header, body)()`."""
-    together = header if isinstance(header, Signature) else group(header)
+    together = header if isinstance(header, Signature) and header.is_group else group(header)
     return chain(together, body) if body is not None else lambda body: chain(together, body).delay()
 
 
@@ -492,8 +540,8 @@ class Celery(Tasks, CeleryNames):
         self, schedule: Any, sig: Signature, args: Iterable[Any] = (), kwargs: Mapping[str, Any] = {}, name: str = ""
     ) -> None:
         """Submit a task at times: seconds, a timedelta, or a `crontab`."""
-        if sig.task is None:
-            raise CallerError("a chain or a group has no schedule", "", "write a task that submits it")
+        if sig.task is None or sig.has_links:
+            raise CallerError("only a task without links has a schedule", "", "write a task that submits the others")
         name = re.sub(r"[^A-Za-z0-9_.-]+", "-", name or sig.task.name).strip("-.")
         when: Any = {"every": schedule}
         if isinstance(schedule, str):

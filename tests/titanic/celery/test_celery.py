@@ -87,6 +87,11 @@ def note(reason: str, text: str) -> None:
     CALLS.append((reason, text))
 
 
+@app.task
+def bad(x: Any) -> None:
+    raise ValueError("bad")
+
+
 @app.cron("30 2 * * *", 1, 2)
 @app.task
 def nightly(x: int, y: int) -> int:
@@ -329,6 +334,65 @@ def test_immutable_signatures_and_links(queue: MemoryQueue) -> None:
     queue.run()
     assert CALLS[-1][1] == "late"
     assert "not yet" in CALLS[-1][0]
+
+
+@pytest.mark.parametrize(
+    ("flow", "errbacks"),
+    [
+        (lambda: chord([add.s(1, 1), bad.s(2)], total.s().on_error(note.s("a"))), "a"),
+        (lambda: chord([add.s(1, 1)], bad.s().on_error(note.s("a"))), "a"),
+        (lambda: chord([bad.s(1).on_error(note.s("a")), bad.s(2)], total.s().on_error(note.s("b"))), "ab"),
+        (lambda: group(add.s(1, 1), bad.s(2).on_error(note.s("a"))), "a"),
+        (lambda: group((add.s(1, 1) | bad.s()).on_error(note.s("a")), add.s(1, 1).on_error(note.s("b"))), "a"),
+        (lambda: (add.s(1, 1) | bad.s()).on_error(note.s("a")) | add.s(1), "a"),
+        (lambda: add.s(1, 1) | (bad.s() | add.s(1)).on_error(note.s("a")), "a"),
+        (lambda: add.s(1, 1) | bad.s().on_error(note.s("a")) | add.s(1), "a"),
+        (lambda: add.s(1, 1).on_error(note.s("a")) | bad.s(), ""),
+        (lambda: bad.s(1).on_error(note.s("a")) | add.s(1).on_error(note.s("b")), "a"),
+        (lambda: bad.s(1).on_error(note.s("a")).on_error(note.si("why", "b")), "ab"),
+        (lambda: bad.si(1).set(immutable=False, link=add.s(1), link_error=[note.s("a")]), "a"),
+    ],
+)
+def test_an_errback_is_for_what_has_it(queue: MemoryQueue, flow: Any, errbacks: str) -> None:
+    """Also within a chain or a group; that of a chord's body is also for its header."""
+    assert isinstance(flow().delay().get(propagate=False), TaskFailed)
+    queue.run()
+    assert "".join(sorted(text for _, text in CALLS)) == errbacks
+    assert all(reason in ("why", "ValueError: bad") for reason, _ in CALLS)
+
+
+def test_links_within_flows(queue: MemoryQueue) -> None:
+    assert group(add.s(1, 1).set(link=add.s(10)), add.s(2, 2)).delay().get() == [12, 4]
+    assert (add.s(1, 1) | add.s(2).set(link=add.s(10))).delay().get() == 14
+    assert (add.s(1, 1).set(link=add.s(10)) | add.si(2, 3)).delay().get() == 5
+    assert add.apply_async((1, 2), link=None, link_error=[]).ticket.task.service == add.name
+    for flow in (
+        add.s(1, 1).set(link=add.s(10)) | add.s(1),
+        (add.s(1, 1) | add.s(2).set(link=add.s(10))) | add.s(1),
+        chord([add.s(1, 1).set(link=add.s(10))], total.s()),
+    ):
+        with pytest.raises(CallerError, match="a link is before another task; that would get the linked task's reply"):
+            flow.delay()
+    for errback in (note.s("a") | note.s("b"), group(note.s("a")), note.s("a").set(link=note.s("b"))):
+        with pytest.raises(CallerError, match="an errback has links, or is a chain or a group; it must be one task"):
+            bad.s(1).on_error(errback).delay()
+    with pytest.raises(CallerError, match="only a task without links has a schedule"):
+        app.add_periodic_task(60, add.s(1, 1).set(link=add.s(1)))
+
+
+def test_a_task_with_links_has_its_limit_and_priority(queue: MemoryQueue) -> None:
+    assert queue.show(add.apply_async((1, 2), countdown=60, link=add.s(1)).id)["state"] == "delayed"
+    add.apply_async((1, 2), time_limit=5, priority=9, link=add.s(1))
+    queue.run()
+    rows = [row for row in queue.requests() if row["service"] == add.name]
+    assert [(row["priority"], row["options"].get("limit")) for row in rows] == [(9, 5), (4, None)]
+
+
+def test_arguments_of_flows(queue: MemoryQueue) -> None:
+    assert chain(add.s(1), add.s(1)).delay(y=5).get() == chain(add.s(1), add.s(1))(y=5).get() == 7
+    assert group(add.s(1), add.si(2, 3)).delay(y=5).get() == [6, 5]
+    assert chain(add.si(1, 2), add.s(1)).delay(9).get() == 4
+    assert chord(add.s(1, 2), total.s())().get() == chord(add.s(1, 1) | add.s(1))(total.s()).get() == 3
 
 
 def test_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
