@@ -388,6 +388,11 @@ class Task(CeleryNames):
         most, request = self.max_retries if max_retries is None else max_retries, self.request
         if request.called_directly or (most is not None and request.retries >= most):
             raise exc or MaxRetriesExceededError(f"{self.name} was tried {request.retries + 1} times")
+        if most is not None and request.retries + 1 >= self.submission.definition.options["max_attempts"]:
+            fact = f"it was tried {request.retries + 1} times, and was declared with no more retries"
+            raise CallerError(
+                f"{self.name} has max_retries={most} in retry", fact, "set max_retries of its task"
+            ) from exc
         raise Retry(repr(exc) if exc else "", after=self.default_retry_delay if countdown is None else countdown)
 
     def s(self, /, *args: Any, **kwargs: Any) -> Signature:

@@ -237,6 +237,17 @@ def test_retries(queue: MemoryQueue) -> None:
     assert flaky(0) == [None, 0, f"{__name__}.flaky"]
 
 
+def test_a_retry_that_the_task_has_no_attempts_for_says_so(queue: MemoryQueue) -> None:
+    @app.task(bind=True, default_retry_delay=0)
+    def often(self: Any) -> None:
+        CALLS.append(self.request.retries)
+        raise self.retry(exc=Busy("not yet"), max_retries=20)
+
+    with pytest.raises(TaskFailed, match="often has max_retries=20 in retry; it was tried 10 times, and was declared"):
+        often.delay().get()
+    assert CALLS[-1] == 9
+
+
 def test_automatic_retries(queue: MemoryQueue) -> None:
     begun = queue.now
     assert auto.delay(3).get() == "done"
