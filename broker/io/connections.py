@@ -456,11 +456,27 @@ class Connections:
 
     def _collect(self, connection: PeerConnection) -> None:
         output = connection.protocol.take_output()
-        size = sum(map(len, output))
-        if len(output) > 1 and size <= MAX_JOINED:
+        if len(output) > 1 and sum(map(len, output)) <= MAX_JOINED:
             output = [b"".join(output)]
         connection.unsent.extend(output)
-        self.queued.count(connection, size)
+        self.queued.count(connection, sum(map(len, output)))
+        self._make_room(connection)
+
+    def _make_room(self, connection: PeerConnection) -> None:
+        """If too much is unread, of a peer's user or in all, connections of the user, or the IP address, with the most
+        end: those with the most. A single one may keep its message."""
+        queued = self.queued
+        while (over := queued.total > queued.most) or queued.room(connection) < 0:
+            unread = {
+                one: one.unsent_bytes
+                for one in self._connections.values()
+                if one.unsent_bytes and (over or one.share == connection.share)
+            }
+            if len(unread) < 2:
+                return
+            slow = of_largest_share(unread, lambda one: -one.unsent_bytes)
+            self._log(slow, Failure.TOO_LARGE, "too much of what was sent is unread", time.monotonic())
+            self._close(slow)
 
     def _write(self, connection: PeerConnection) -> None:
         if connection.protocol.output:
@@ -507,7 +523,9 @@ class Connections:
         if waits is not connection.waits_to_write:
             connection.waits_to_write = waits
             self._watch_connection(connection)
-        if not waits and connection.ending_at is not None:
+        if waits:
+            self._make_room(connection)
+        elif connection.ending_at is not None:
             self._shut_down(connection)
 
     # -- closing ---------------------------------------------------------------------------------------------
@@ -557,6 +575,8 @@ class Connections:
         self._dirty.pop(connection, None)
         self.queued.count(connection, -connection.unsent_bytes)
         connection.unsent.clear()
+        connection.protocol.take_output()  # nothing of it is queued any more
+        connection.waits_to_write = False
 
     def tick(self, now: float) -> None:
         """Close connections past their deadline, and accept again."""

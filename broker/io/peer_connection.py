@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import socket as stream
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import Any
 
 from broker.access.users import User
@@ -129,11 +130,10 @@ class QueuedBytes:
                 self._of_user[user.name] = count
 
     def room(self, connection: PeerConnection) -> int:
-        """Return how many bytes may be queued for a peer."""
-        left = self.most - self.total
+        """Return how many bytes may be queued for a peer. Its user's half is there for it, whatever the others have."""
         if connection.user is None:
-            return left
-        return min(left, self.most // 2 - self._of_user.get(connection.user.name, 0))
+            return self.most - self.total
+        return self.most // 2 - self._of_user.get(connection.user.name, 0)
 
     @contextmanager
     def moved(self, connection: PeerConnection) -> Iterator[None]:
@@ -144,13 +144,16 @@ class QueuedBytes:
         self.count(connection, size)
 
 
-def of_largest_share(received: Mapping[PeerConnection, int]) -> PeerConnection:
-    """Return a connection of the user, or the IP address, with the most bytes: the one that was silent the longest."""
+def of_largest_share(
+    sizes: Mapping[PeerConnection, int], order: Callable[[PeerConnection], float] = attrgetter("heard_at")
+) -> PeerConnection:
+    """Return a connection of the user, or the IP address, with the most bytes: the one that was silent the longest, or
+    comes first in another order."""
     shares: Counter[str] = Counter()
-    for one, size in received.items():
+    for one, size in sizes.items():
         shares[one.share] += size
     ((most, _),) = shares.most_common(1)
-    return min((one for one in received if one.share == most), key=lambda one: one.heard_at)
+    return min((one for one in sizes if one.share == most), key=order)
 
 
 def due(deadlines: dict[PeerConnection, float], now: float) -> list[tuple[PeerConnection, float]]:

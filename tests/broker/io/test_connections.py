@@ -18,7 +18,7 @@ from support.each import each
 from support.handshakes import address as host_and_port
 from support.secured import access, curve_of, keyed, new_pair, secured_broker, user
 from support.waiting import PATIENCE, until
-from support.zmtp_peer import greeting, message, null
+from support.zmtp_peer import command, greeting, message, null
 
 from broker import Broker, BrokerConfig, BrokerError, Client, Keys, Worker
 from broker.io import connections
@@ -344,6 +344,68 @@ def test_one_user_s_queues_get_half_of_the_room() -> None:
         until(lambda: queued.total > 12 << 20)
         assert queued.total <= 17 << 20
     assert (queued.total, queued._of_user) == (0, {})
+
+
+@pytest.mark.parametrize(("unread", "users"), [("answers", 1), ("answers", 3), ("pongs", 1)])
+def test_who_reads_nothing_on_many_connections_takes_no_room_from_others(
+    tmp_path: Path, unread: str, users: int
+) -> None:
+    room, large = 8 << 20, 1 << 20
+    ask = message(b"MDPC02", b"\1", b"large", b"x")
+    said = ask if unread == "answers" else command(b"PING", bytes(18)) * 50_000
+    modest = user("modest", call=["*"], work=["*"])
+    paths = {f"{tmp_path}/{number}": user(f"greedy-{number}", call=["*"]) for number in range(users)}
+    ipc = {f"ipc://{path}": who for path, who in {f"{tmp_path}/modest": modest, **paths}.items()}
+    with secured_broker(access({}, ipc), [*ipc], send_queue_bytes=room, liveness=1000) as broker, ExitStack() as stack:
+
+        def open_at(path: str) -> socket.socket:
+            peer = stack.enter_context(socket.socket(socket.AF_UNIX))
+            peer.settimeout(PATIENCE)
+            peer.connect(path)
+            peer.sendall(null())
+            return peer
+
+        stack.enter_context(Worker("large", lambda frames: bytes(large), f"ipc://{tmp_path}/modest"))
+        until(broker.workers)
+        for peer in [open_at(path) for path in paths for _ in range(8)]:
+            with suppress(ConnectionError):
+                peer.sendall(said)
+        answers = 8 * users if unread == "answers" else 0
+        until(lambda: broker.core.stats["replies"] == answers)
+        queued = broker._connections.queued
+        assert 2 << 20 <= queued.total <= room + large
+        reader = open_at(f"{tmp_path}/modest")
+        reader.sendall(ask * 2)
+        until(lambda: broker.core.stats["replies"] == answers + 2)
+        assert max(queued._of_user.values()) <= room // 2 + large
+        assert len(read(reader, 2 * large)) >= 2 * large
+        assert not broker.core.stats["unroutable"]
+    assert (queued.total, queued._of_user) == (0, {})
+
+
+def test_what_is_queued_for_a_connection_that_ends_while_it_is_read_does_not_count(tmp_path: Path) -> None:
+    paths = [f"{tmp_path}/greedy", f"{tmp_path}/modest"]
+    known = access({}, {f"ipc://{path}": user(path) for path in paths})
+    half = message(b"x" * 100_000, b"")[:-2]
+    with secured_broker(known, [*known.endpoints], send_queue_bytes=4 << 20) as broker, ExitStack() as stack:
+        greedy, modest = (stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in paths)
+        for peer, path in zip((greedy, modest), paths, strict=True):
+            peer.settimeout(PATIENCE)
+            peer.connect(path)
+            peer.sendall(null())
+        modest.sendall(half)
+        until(lambda: broker._connections.receiving)
+        pings = command(b"PING", bytes(18)) * 900
+        while not any(one.waits_to_write for one in held(broker)):
+            greedy.sendall(pings)
+        with suppress(ConnectionError):
+            for _ in range(60):
+                greedy.sendall(pings + half)
+        until(lambda: len(held(broker)) == 1)
+        done = threading.Event()
+        broker.loop.call(done.set)
+        assert done.wait(PATIENCE)
+        assert (broker._connections.queued.total, broker._connections.queued._of_user) == (0, {})
 
 
 def test_the_user_with_most_of_the_half_received_messages_makes_room() -> None:
