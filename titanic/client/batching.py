@@ -56,7 +56,7 @@ async def submit_many(
     *,
     window: int,
     keys: Iterable[str] | None,
-    uniques: Iterable[str] | None,
+    uniques: Iterable[str | None] | None,
     generated: GeneratedKeys | None,
     options: Mapping[str, Any],
     sent: Operation,
@@ -226,7 +226,7 @@ def submissions(
     window: int,
     most_bytes: int,
     keys: Iterable[str] | None,
-    uniques: Iterable[str] | None,
+    uniques: Iterable[str | None] | None,
     generated: GeneratedKeys | None,
     options: Mapping[str, Any],
     sent: Operation,
@@ -240,9 +240,11 @@ def submissions(
     theirs: list[str] = []
     """The keys of those in the bundle."""
 
-    def submission(bodies: Sequence[Body], *, many: bool, **more: str) -> tuple[int, Sequence[Body]]:
+    def submission(bodies: Sequence[Body], *, many: bool, unique: str | None = None) -> tuple[int, Sequence[Body]]:
         requests = len(bodies) if many else 1
-        said: dict[str, Any] = {**options, "many": True} if many else {**options, **more}
+        said: dict[str, Any] = {**options, "many": True} if many else {**options}
+        if unique is not None:
+            said["unique"] = unique
         if given is not None:
             said |= {"keys": [*theirs]} if many else {"key": theirs[0]}
         elif generated is not None:

@@ -235,7 +235,7 @@ class Client:
         *,
         window: int = 1000,
         keys: Iterable[str] | None = None,
-        uniques: Iterable[str] | None = None,
+        uniques: Iterable[str | None] | None = None,
         unique: bool = True,
         **options: Unpack[ManyOptions],
     ) -> list[str]:
@@ -243,7 +243,7 @@ class Client:
 
         This is the fastest way to submit many small requests. A message has many of them, and is accepted as a whole or
         not at all. `keys` has one for each body; the other options, those of `submit`, are for all. `uniques` has the
-        `unique` of each body: then each is a message, and the UUID of an earlier request is a `titanic.Found`.
+        `unique` of each body, or None: then each is a message, and the UUID of an earlier request is a `titanic.Found`.
 
         Without `keys` each message has a generated key, which takes 42 bytes of the store for each request, until this
         client has the answer and sends something else, or for a minute or two. With `unique=False` there is no key, and

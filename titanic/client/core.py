@@ -235,7 +235,7 @@ class ClientCore:
         *,
         window: int = 1000,
         keys: Iterable[str] | None = None,
-        uniques: Iterable[str] | None = None,
+        uniques: Iterable[str | None] | None = None,
         unique: bool = True,
         **options: Unpack[ManyOptions],
     ) -> list[str]:

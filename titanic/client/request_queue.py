@@ -29,7 +29,7 @@ class RequestQueue(Protocol):
         bodies: Iterable[bytes],
         *,
         keys: Iterable[str] | None = None,
-        uniques: Iterable[str] | None = None,
+        uniques: Iterable[str | None] | None = None,
         **options: Unpack[ManyOptions],
     ) -> list[str]:
         """Store one request per body; return their UUIDs."""
@@ -68,7 +68,7 @@ class AioQueue(Protocol):
         bodies: Iterable[bytes],
         *,
         keys: Iterable[str] | None = None,
-        uniques: Iterable[str] | None = None,
+        uniques: Iterable[str | None] | None = None,
         **options: Unpack[ManyOptions],
     ) -> list[str]:
         """Store one request per body; return their UUIDs."""

@@ -230,7 +230,7 @@ class MemoryQueue:
         bodies: Iterable[Body],
         *,
         keys: Iterable[str] | None = None,
-        uniques: Iterable[str] | None = None,
+        uniques: Iterable[str | None] | None = None,
         **options: Unpack[ManyOptions],
     ) -> list[str]:
         """As `Client.submit_many`."""
@@ -241,7 +241,7 @@ class MemoryQueue:
             if len(given) != len(every):
                 raise InvalidRequest(f"there are more {name}s than bodies, or fewer", "", "give one for each")
             if values is not None:
-                own = [{**one, name: value} for one, value in zip(own, given, strict=True)]
+                own = [one if value is None else {**one, name: value} for one, value in zip(own, given, strict=True)]
         return [self._submit(service, [body], one) for body, one in zip(every, own, strict=True)]
 
     def _submit(self, service: Body, body: Iterable[Body], options: dict[str, Any]) -> str:
@@ -396,7 +396,7 @@ class AioMemory:
         bodies: Iterable[bytes],
         *,
         keys: Iterable[str] | None = None,
-        uniques: Iterable[str] | None = None,
+        uniques: Iterable[str | None] | None = None,
         **options: Unpack[ManyOptions],
     ) -> list[str]:
         return self._queue.submit_many(service, bodies, keys=keys, uniques=uniques, **options)

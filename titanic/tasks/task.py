@@ -10,9 +10,11 @@ from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, Unpack, cast, get_args
+from uuid import uuid4
 
 from broker import RemoteError
 from titanic import telemetry
+from titanic.client.batching import KEY_PREFIX
 from titanic.errors import CallerError, InvalidRequest, RequestFailed
 from titanic.jobs.context import Cancelled, Failed, Retry, Unready, current_or_none
 from titanic.logs import event
@@ -456,7 +458,8 @@ class Submission(Generic[P, R]):
         uniques = [task.unique_of(options, call, kwargs) for call in calls]
         if "key" not in options:
             found = [task.key_of(call, kwargs) for call in calls]
-            options["keys"] = found if any(key is not None for key in found) else None
+            if any(key is not None for key in found):  # in a message with keys all have one
+                options["keys"] = [f"{KEY_PREFIX}{uuid4().hex}" if key is None else key for key in found]
         if any(unique is not None for unique in uniques):
             options["uniques"] = uniques
         options.pop("unique", None)

@@ -151,6 +151,7 @@ def test_a_key_that_is_none_is_no_key() -> None:
     with app.testing():
         assert note.submit(None).uuid != note.submit(None).uuid
         assert note.submit("a").uuid == note.submit("a").uuid
+        assert len(set(note.map(["a", None, "a", None]).uuids)) == 3
 
 
 def test_many_at_once(queue: MemoryQueue) -> None:

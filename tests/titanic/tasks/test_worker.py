@@ -11,7 +11,7 @@ from support.waiting import until
 
 from broker import DELIVERY, Delivery
 from titanic import Cancelled, Client, Server, current
-from titanic.tasks import TaskFailed, Tasks
+from titanic.tasks import Task, TaskFailed, Tasks
 from titanic.tasks.event_loops import EVENT_LOOP
 
 app = Tasks(name="w", timeout=30)
@@ -53,6 +53,16 @@ async def awaits_what_is_cancelled() -> None:
     await inner
 
 
+@app.task(key=lambda number: f"{number}" if number else None)
+def keyed(number: int) -> int:
+    return number
+
+
+@app.task(unique=lambda number: f"{number}" if number else None)
+def unique(number: int) -> int:
+    return number
+
+
 @app.task
 def both(number: int) -> int:
     """A task that waits for another one."""
@@ -84,6 +94,13 @@ def test_a_life(served: Server, client: Client) -> None:
     assert caught.value.args == (1, 0)
     assert "in divide" in str(vars(caught.value.__cause__)["traceback"])
     ticket.close()
+
+
+@pytest.mark.parametrize("task", [keyed, unique])
+def test_some_of_many_have_no_key(served: Server, task: Task[[int], int]) -> None:
+    tickets = task.options(delay=3600).map([0, 1, 2, 0, 1])
+    assert len(tickets) == 5
+    assert len(set(tickets.uuids)) == 4, "that of the second is that of the last"
 
 
 @pytest.mark.parametrize("by_another", [False, True])
