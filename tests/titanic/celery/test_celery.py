@@ -376,6 +376,11 @@ def test_links_within_flows(queue: MemoryQueue) -> None:
     assert group(add.s(1, 1).set(link=add.s(10)), add.s(2, 2)).delay().get() == [12, 4]
     assert (add.s(1, 1) | add.s(2).set(link=add.s(10))).delay().get() == 14
     assert (add.s(1, 1).set(link=add.s(10)) | add.si(2, 3)).delay().get() == 5
+    assert add.apply_async((1, 2), link=group(add.s(1), add.s(2)) | total.s()).get() == 9
+    assert (
+        add.s(1, 1) | add.s(2).on_error(note.s("a")) | (add.si(2, 3) | add.s(4)).on_error(note.s("b"))
+    ).delay().get() == 9
+    assert (add.s(1, 1) | (add.s(2) | add.s(3)).on_error(note.s("a")) | add.s(4)).delay().get() == 11
     assert add.apply_async((1, 2), link=None, link_error=[]).ticket.task.service == add.name
     for flow in (
         add.s(1, 1).set(link=add.s(10)) | add.s(1),
