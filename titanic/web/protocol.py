@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import ssl
 from hashlib import sha256
 from pathlib import Path
@@ -134,7 +135,7 @@ class GatewayProtocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """Start the timeout: the client does not read its answer."""
         super().pause_writing()
-        self._unread = self.loop.call_later(UNREAD, self.transport.abort)
+        self._await_reader(math.inf)
 
     def resume_writing(self) -> None:
         """Cancel the timeout: the client reads again."""
@@ -142,6 +143,13 @@ class GatewayProtocol(HttpToolsProtocol):
             self._unread.cancel()
             self._unread = None
         super().resume_writing()
+
+    def _await_reader(self, before: float) -> None:
+        """Disconnect a client that has read nothing since so many bytes were left of its answer; else check later."""
+        if (left := self._answers.get_write_buffer_size()) < before:
+            self._unread = self.loop.call_later(UNREAD, self._await_reader, left)
+        else:
+            self.transport.abort()
 
     def _stop(self) -> None:
         if self._timer is not None:
@@ -219,6 +227,10 @@ class JoiningTransport(asyncio.Transport):
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         """Return information about the connection."""
         return self._transport.get_extra_info(name, default)
+
+    def get_write_buffer_size(self) -> int:
+        """Return how many bytes the system has not taken yet."""
+        return self._transport.get_write_buffer_size()
 
     def pause_reading(self) -> None:
         """Pause receiving."""
