@@ -282,10 +282,12 @@ class TitanicResultBackend(AsyncResultBackend[R]):
 
     async def _requests(self, task_id: str) -> list[tuple[str, str]]:
         """The requests of a task that are not closed, and their states; what taskiq has sent last comes first."""
-        if (earlier := self._broker.found.get(task_id)) is not None:
-            return [(earlier, (await self._broker.client.show(earlier))["state"])]
         uuids: dict[str, str] = {}
         states: dict[str, str] = {}
+        if (earlier := self._broker.found.get(task_id)) is not None:  # which taskiq may have sent again
+            row = await self._broker.client.show(earlier)
+            uuids[row["key"]], states[earlier] = earlier, row["state"]
+            task_id = row["key"].removeprefix(task_key(self._broker.service, "", 0))
         again = 0
         while again == len(uuids) or again == 0:
             keys = [task_key(self._broker.service, task_id, number) for number in range(again, again + KEYS)]

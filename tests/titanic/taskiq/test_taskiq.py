@@ -132,8 +132,10 @@ async def test_a_unique_task_that_is_sent_again_does_not_find_itself(server: Ser
             raise ValueError("again")
         return len(runs)
 
+    kicked = [await second.kiq(), await second.kiq()]
     async with listening(broker):
-        assert (await (await second.kiq()).wait_result(0.01, PATIENCE)).return_value == 2
+        for one in kicked:
+            assert (await one.wait_result(0.01, PATIENCE)).return_value == 2
 
 
 @in_loop
