@@ -166,7 +166,8 @@ class Flow(Generic[R]):
 
     def submit(self, **options: Unpack[SubmitOptions]) -> FlowTicket[R]:
         """Submit the flow; return its ticket once it is on disk. The options are those of `Client.submit`, and apply to
-        the flow as a whole: with a `key` it is executed once, with a `ttl` it ends within that time or fails."""
+        the flow as a whole: with a `key` it is executed once, with a `ttl` it ends within that time or expires, without
+        `on_error`."""
         return self.ticket(self.host.queues.client.submit(self.host.service, self.body(), **options))
 
     def ticket(self, uuid: str) -> FlowTicket[R]:

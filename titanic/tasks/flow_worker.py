@@ -9,7 +9,8 @@ the app's format:
     stage   {"service", "args", "kwargs", "options"}; the previous reply is inserted before its args
 
 A step submits its successor before it replies. If its worker dies in between, the step runs again and submits the
-successor again with the same key, which has no effect. So every step that has a reply has a successor.
+successor again with the same key, which has no effect. So every step that has a reply has a successor, unless its flow
+had failed by then.
 
 The flow's own request submits the first step of each chain, polls their progress, and replies with the last replies.
 Between polls it occupies no worker: it is postponed, longer each time, which does not count as an attempt. No state is
@@ -167,8 +168,8 @@ class Steps:
             return ""
 
     def follow(self, place: FlowPlace, reply: bytes) -> None:
-        """Submit what follows a step that returns `reply`."""
-        if place.then:
+        """Submit what follows a step that returns `reply`. A flow that has failed does so itself when it is retried."""
+        if place.then and "failed" not in map(self.state, {place.parent, place.root}):
             self.submit(place.then[0], [msgspec.Raw(reply)], place.next)
 
     def submit(self, stage: FlowStage, first: list[msgspec.Raw], place: FlowPlace) -> None:
@@ -303,7 +304,8 @@ class FlowService:
             steps.client.submit_many(head.service, bodies, keys=keys, **steps.options(head))
 
     def _go_on(self, uuid: str, root: str, found: Sequence[_Chain]) -> None:
-        """Submit what follows steps that are done and were not followed: their workers do not know flows."""
+        """Submit what follows steps that are done and were not followed: their workers do not know flows, or the flow
+        had failed."""
         left = {
             chain.uuid: (number, chain)
             for number, chain in enumerate(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Iterator
 
@@ -18,6 +19,8 @@ app = Tasks(name="r", timeout=30)
 broken: set[int] = set()
 """What `halve` fails with."""
 executed: Counter[str] = Counter()
+go = threading.Event()
+"""What `held` waits for."""
 
 
 @app.task(max_attempts=1)
@@ -26,6 +29,12 @@ def halve(number: int) -> int:
     if number in broken:
         raise ValueError(number)
     return number // 2
+
+
+@app.task
+def held(number: int) -> int:
+    assert go.wait(60)
+    return number
 
 
 @app.task
@@ -50,6 +59,7 @@ def served(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setattr(app, "_client", None)
     broken.clear()
     executed.clear()
+    go.clear()
     yield server
     disconnect(app)
 
@@ -117,6 +127,22 @@ def test_all_of_it_is_retried_at_once(served: Server, client: Client) -> None:
         steps = failed(client, flow_tree(client, ticket.uuid))
         retry(served, ticket.uuid, *reversed(steps))
         assert ticket.reply(timeout=60) == "it is 6"
+
+
+def test_what_follows_a_step_that_ends_after_its_flow_failed_begins_when_that_is_retried(
+    served: Server, client: Client
+) -> None:
+    broken.add(6)
+    ticket = gather([held.step(4).then(halve).then(halve), halve.step(6)]).then(total).then(tell).submit()
+    with app.worker(jobs=2):
+        fails(ticket)
+        go.set()
+        until(lambda: client.list(service="r.held", state="done")[0])
+        assert [row["state"] for row in client.list(service="r.halve")[0]] == ["failed"]
+        broken.clear()
+        retry(served, *failed(client, flow_tree(client, ticket.uuid)), ticket.uuid)
+        assert ticket.reply(timeout=60) == "it is 4"
+    assert executed == {"halve": 4, "total": 1}
 
 
 def test_what_has_failed_again_is_not_complained_of_again(served: Server, client: Client) -> None:
