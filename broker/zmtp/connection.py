@@ -39,6 +39,7 @@ from typing import NamedTuple, Protocol
 
 from broker.zmtp.frames import (
     COMMAND,
+    FRAME_MEMORY,
     HEAD,
     MORE,
     Buffer,
@@ -252,8 +253,9 @@ class Connection:
 
     @property
     def held(self) -> int:
-        """Bytes kept of an incomplete message."""
-        return self._reader.size + self._reader.large + self._size
+        """Bytes of memory that an incomplete message takes."""
+        reader = self._reader
+        return reader.size + reader.large + self._size + FRAME_MEMORY * (len(reader.frames) + len(self._sealed))
 
     def receive(self, data: bytes, most: int = sys.maxsize) -> list[Event]:
         """Return the events in these bytes. The chunks may be split anywhere. After `most` messages and commands it

@@ -78,6 +78,9 @@ class OversizedMessage(NamedTuple):
     """Its first frames."""
 
 
+FRAME_MEMORY = 64
+"""Bytes of memory that a frame takes besides its content, roughly, as in `broker.core.requests.footprint`."""
+
 HEAD = 32
 """Frames of an oversized message that are reported."""
 

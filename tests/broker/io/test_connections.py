@@ -18,9 +18,10 @@ from support.each import each
 from support.handshakes import address as host_and_port
 from support.secured import access, curve_of, keyed, new_pair, secured_broker, user
 from support.waiting import PATIENCE, until
-from support.zmtp_peer import command, greeting, message, null
+from support.zmtp_peer import command, frame, greeting, message, null
 
 from broker import Broker, BrokerConfig, BrokerError, Client, Keys, Worker
+from broker.core.requests import footprint
 from broker.io import connections
 from broker.io.connections import PeerConnection
 from broker.io.listeners import ListeningSocket
@@ -215,6 +216,18 @@ def test_large_messages_of_all_that_are_half_received_are_bounded() -> None:
         until(lambda: any(ended(peer) for peer in peers))
         until(lambda: broker._connections.receiving <= 8 << 20)
         assert client.call("mmi.service", bytes(3 << 20)), "there is room for one that is whole"
+
+
+def test_the_frames_of_half_received_messages_count() -> None:
+    """Each takes memory, however little is in it."""
+    broker = Broker(BrokerConfig(send_queue_bytes=8 << 20))
+    broker.bind("tcp://127.0.0.1:*")
+    with broker, connect(broker) as first, connect(broker) as second:
+        first.sendall(null() + frame(b"", 1) * 90_000)
+        until(lambda: broker._connections.receiving == footprint([b""] * 90_000))
+        second.sendall(null() + frame(b"", 1) * 90_000)
+        until(lambda: len(held(broker)) == 1)
+        until(lambda: broker._connections.receiving <= 8 << 20)
 
 
 def test_handshakes_of_one_address_wait_for_the_next_interval(monkeypatch: pytest.MonkeyPatch) -> None:
