@@ -20,6 +20,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, NoMatchFound
 from starlette.types import Message, Receive, Scope, Send
 
+from broker import TimedOut
 from titanic.aio import Client
 from titanic.client.calls import LARGE
 from titanic.errors import RequestFailed
@@ -164,13 +165,14 @@ MAX_DIGITS = 18
 
 
 async def max_body(request: Request, client: Client) -> int:
-    """The maximum bytes of a body at this gateway and at the broker. The broker is asked for its limit only if the body
-    is known to be large."""
+    """The maximum bytes of a body at this gateway and at the broker. The broker is asked for its limit unless the body
+    is known to be small."""
     most = app_state(request).settings.max_body
     limits = client.calls.limits
     known = limits.max_body
-    if not known and declared_length(request) > LARGE:
-        await limits.is_ours()
+    if not known and (declared_length(request) > LARGE or b"transfer-encoding" in headers_of(request.scope)):
+        with suppress(TimedOut):  # the call that sends the body reports it
+            await limits.is_ours(retries=0)
         known = limits.max_body
     return min(most, known or most)
 

@@ -23,7 +23,7 @@ from support.processes import fork
 from support.serving import QUICK, config
 from support.waiting import PATIENCE, until
 
-from broker import Worker
+from broker import BrokerConfig, Worker
 from titanic import Client, RequestFailed, Server
 from titanic.web.api.leases import Leases
 from titanic.web.problems import HTTPProblem
@@ -199,6 +199,18 @@ def test_what_is_asked_wrongly_is_refused(http: httpx.Client, client: Client) ->
     assert end(http, taken).status_code == 204  # none of that has ended it
     assert http.post("/v1/leases/nothing:done").status_code == 410
     assert http.get("/v1/leases/nothing:done").status_code == 405
+
+
+@pytest.mark.settings(wire=BrokerConfig(liveness=60, max_body=1 << 20))
+def test_a_reply_of_unknown_length_that_the_server_would_not_take_is_refused(
+    http: httpx.Client, client: Client
+) -> None:
+    client.submit("upper", b"hello")
+    taken = take(http)
+    answer = end(http, taken, content=(bytes(1 << 20) for _ in range(3)))
+    assert (answer.status_code, answer.headers["content-type"]) == (413, "application/problem+json")
+    assert end(http, taken, "extend").status_code == 200
+    assert end(http, taken, content=b"HELLO").status_code == 204
 
 
 def test_a_visitor_has_so_many_leases(

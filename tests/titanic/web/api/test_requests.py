@@ -6,7 +6,7 @@ import gzip
 import re
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 
 import httpx
@@ -14,13 +14,15 @@ import pytest
 from support.cli_titanic import here
 from support.pages import Page, every_row
 from support.serving import QUICK
-from support.waiting import until
+from support.waiting import PATIENCE, until
 
 from broker import RemoteError, Worker
 from titanic import Client, Server, current
 from titanic.protocol.submit_options import AT_ONCE
 from titanic.web import request_filter
 from titanic.web.api.routes import PATHS
+from titanic.web.serving import WebServer
+from titanic.web.settings import WebSettings
 
 SUBMIT = "/v1/services/echo/requests"
 
@@ -530,6 +532,15 @@ def test_methods(http: httpx.Client) -> None:
         answer = http.request("PROPFIND", path)
         assert (answer.status_code, {*answer.headers["allow"].split(", ")}) == (405, allow)
         assert answer.json()["status"] == 405
+
+
+@pytest.mark.parametrize("body", [bytes(2 << 20), [b"x"]])
+def test_a_server_that_does_not_say_how_much_it_takes_has_not_answered(body: Iterable[bytes]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        settings = WebSettings((f"tcp://127.0.0.1:{silent.getsockname()[1]}",), bind=("127.0.0.1", 0), timeout=0.1)
+        with WebServer(settings) as gateway:
+            answer = httpx.post(f"{gateway.url}/v1/services/a/requests", content=body, timeout=PATIENCE)
+    assert answer.status_code == 504, answer.text
 
 
 @pytest.mark.web(max_body=1000)
