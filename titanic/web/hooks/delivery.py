@@ -459,7 +459,12 @@ async def _read_answer(reader: asyncio.StreamReader) -> PostAnswer:
         read += len(data)
         if not data or (read > MAX_HEAD and not answer.status):
             break
-        answer.parser.feed_data(data)
+        try:
+            answer.parser.feed_data(data)
+        except httptools.HttpParserError:
+            if not answer.status:
+                raise
+            break  # only what follows the headers is wrong
         if answer.status // 100 == 2 or read > 2 * MAX_HEAD:
             break  # the rest is not needed
     if not answer.status:

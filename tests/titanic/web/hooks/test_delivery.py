@@ -116,6 +116,17 @@ def test_what_is_not_taken_is_sent_again(hooks: Hooks, client: Client, receiver:
     assert len({told.body for told in receiver.told}) == 1
 
 
+def test_what_is_taken_is_not_sent_again_because_of_bytes_after_the_answer(
+    hooks: Hooks, client: Client, receiver: Receiver
+) -> None:
+    receiver.answers = [b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\nok\n"]
+    hooks.put(receiver.url)
+    tell(client)
+    with hooks.deliver():
+        until(lambda: not rest(client))
+    assert len(receiver.told) == 1
+
+
 @pytest.mark.parametrize(
     ("answers", "reason"),
     [
