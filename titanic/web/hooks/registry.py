@@ -55,6 +55,9 @@ PAGES_BACK = 3
 """Maximum number of pages when listing the newest ones. Hooks that were put at the same moment are on the first page,
 unless there are 10,000 newer delayed requests."""
 
+FINDS = 3
+"""Maximum number of times that places are read because a hook was gone before it was read."""
+
 RECENT = 60.0
 """Seconds for which a gateway may stall between reading the places and its put."""
 
@@ -202,16 +205,20 @@ class Registry:
 
     async def _held(self, marks: Iterable[str]) -> dict[str, Hook]:
         """The hooks by place, at all places with these marks."""
-        uuids, states = await self._client.find([key for mark in marks for key in places(mark)])
-        kept = {key: uuid for key, uuid in uuids.items() if uuid in states}
-        known = {uuid: self._known[uuid] for uuid in kept.values() if uuid in self._known}
-        new = [uuid for uuid in kept.values() if uuid not in known]
-        for at in range(0, len(new), AT_ONCE):
-            some = new[at : at + AT_ONCE]
-            known.update(zip(some, await asyncio.gather(*map(self._load, some)), strict=True))
         if len(self._known) > 2 * MAX_HOOKS * MAX_SERVICES:
             self._known.clear()
-        self._known.update(known)
+        keys = [key for mark in marks for key in places(mark)]
+        for _ in range(FINDS):
+            uuids, states = await self._client.find(keys)
+            kept = {key: uuid for key, uuid in uuids.items() if uuid in states}
+            known = {uuid: self._known[uuid] for uuid in kept.values() if uuid in self._known}
+            new = [uuid for uuid in kept.values() if uuid not in known]
+            for at in range(0, len(new), AT_ONCE):
+                some = new[at : at + AT_ONCE]
+                known.update(zip(some, await asyncio.gather(*map(self._load, some)), strict=True))
+            self._known.update(known)
+            if all(known[uuid] for uuid in new):
+                break  # otherwise a hook may have been put again meanwhile: it is in another request then
         return {key: hook for key, uuid in kept.items() if (hook := known[uuid]) is not None}
 
     async def _load(self, uuid: str) -> Hook | None:

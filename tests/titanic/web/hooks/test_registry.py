@@ -25,6 +25,8 @@ class Counting(Client):
     looks = lists = 0
     meanwhile: Callable[[], Coroutine[Any, Any, None]] | None = None
     """What happens before its next request is submitted."""
+    unread: Callable[[], Coroutine[Any, Any, None]] | None = None
+    """What happens before it next reads a request."""
 
     async def submit(self, service: Any, *body: Any, **more: Any) -> str:
         if (happens := self.meanwhile) is not None:
@@ -34,6 +36,9 @@ class Counting(Client):
 
     async def look(self, uuid: str, most: int = 65536) -> Look:
         self.looks += 1
+        if (happens := self.unread) is not None:
+            self.unread = None
+            await happens()
         return await super().look(uuid, most)
 
     async def list(self, **more: Any) -> Any:
@@ -197,6 +202,17 @@ def test_a_hook_that_two_change_is_there_once(server: Server) -> None:
             (left,) = await one.of_service("mail")
             assert left.states == ("failed",)
             assert await kept(client) == [left.uuid]
+
+    run(check)
+
+
+def test_a_hook_that_is_put_again_while_it_is_read_is_there(server: Server) -> None:
+    async def check() -> None:
+        async with looking(server) as (one, _), looking(server) as (other, client):
+            hook = new_hook("mail")
+            await one.put(hook)
+            client.unread = partial(one.put, hook)
+            assert [found.id for found in await other.of_service("mail")] == [hook.id]
 
     run(check)
 
