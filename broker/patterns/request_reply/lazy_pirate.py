@@ -92,8 +92,9 @@ class SharedClient(CoreRunner[AnyCore]):
     def _submit(self, request: NewRequest) -> Future[ReplyEvent]:
         """Have a request made in the loop's thread: the function gets the time and gives the ticket."""
         future: Future[ReplyEvent] = Future()
+        future.set_running_or_notify_cancel()  # who waits no longer cannot cancel it: the loop sets its result
         with self._guard:
-            if self._thread is None or self._stopping:
+            if self._thread is None or self._stopping or self.loop.ended:
                 raise UsageError("the client is not running; use it in a with block, or call start")
             self.loop.call(self._request, future, request)
         return future

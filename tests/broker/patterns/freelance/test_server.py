@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -12,6 +13,7 @@ import zmq
 from support.waiting import until
 
 from broker import EndpointError, RemoteError, TimedOut, UsageError
+from broker.core.client import EventKind
 from broker.core.mdp import Frames
 from broker.patterns import Freelance, FreelanceConfig, LazyPirate, NotPublic, Server, Shotgun, freelance_server
 
@@ -212,3 +214,34 @@ def test_a_server_finds_out_its_port() -> None:
     endpoint = endpoint.replace("127.0.0.1", "localhost")  # as it was called
     with server, Freelance(endpoint, QUICK) as asking:
         assert asking.call("y") == [b"x", b"y"]
+
+
+def test_who_waits_no_longer_for_an_answer_harms_no_other(endpoints: list[str]) -> None:
+    go_on = threading.Event()
+    server = freelance_server(lambda frames: (go_on.wait(30), frames)[1], endpoints[0])
+    with server, Freelance(endpoints[0], QUICK) as asking:
+
+        async def wait() -> None:
+            await asyncio.wait_for(asyncio.wrap_future(asking.send("slow")), 0)
+
+        with pytest.raises(TimeoutError):
+            asyncio.run(wait())
+        other = asking.send("other")
+        go_on.set()
+        assert other.result(60).body == [b"other"]
+        assert asking.call("x") == [b"x"]
+
+
+def test_what_has_no_answer_ends_with_its_client_although_some_wait_no_longer() -> None:
+    with Freelance(NOBODY, QUICK) as asking:
+        futures = [asking.send("x") for _ in range(3)]
+        futures[1].cancel()
+    assert [futures[at].result(60).kind for at in (0, 2)] == [EventKind.GAVE_UP] * 2
+
+
+def test_a_client_whose_loop_has_ended_refuses_requests() -> None:
+    with Freelance(NOBODY, QUICK) as asking:
+        asking.loop.stop()
+        until(lambda: asking.loop.ended)
+        with pytest.raises(UsageError, match="not running"):
+            asking.send("x")
