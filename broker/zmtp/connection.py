@@ -429,7 +429,7 @@ class Connection:
 
     def _error(self, data: bytes, events: list[Event]) -> None:
         reason = data[1 : 1 + data[0]] if data else b""
-        raise ZmtpFault(Failure.PEER, reason.decode(errors="backslashreplace"))
+        raise ZmtpFault(Failure.PEER, repr(reason.decode(errors="backslashreplace")))
 
     def _ping(self, data: bytes, events: list[Event]) -> None:
         if len(data) < 2 or len(data) > 2 + MAX_PING_CONTEXT:

@@ -107,6 +107,17 @@ def test_an_ended_connection_is_closed_when_its_output_is_written(
     until(lambda: not held(broker))
 
 
+def test_no_peer_writes_lines_of_its_own_into_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    reason = b"gone\nWARNING access.toml reloaded"
+    with secured_broker(access({user("alice"): new_pair()}), ["tcp://127.0.0.1:*"]) as broker, connect(broker) as peer:
+        peer.sendall(greeting(b"CURVE") + command(b"ERROR", bytes((len(reason),)) + reason))
+        read(peer, 1000)
+    lines = [line for line in caplog.messages if "reloaded" in line]
+    assert len(lines) == 2, "of the connection, and of the refusal"
+    assert not any("\n" in line for line in lines)
+
+
 def test_a_pause_of_the_loop_ends_no_handshake(broker: Broker) -> None:
     """A deadline that is noticed seconds later says nothing about the peer."""
     waiting = broker._connections._handshaking

@@ -272,7 +272,7 @@ def test_commands_after_the_handshake() -> None:
     assert failure(connection.receive(command(b"PING", b"\0"))) is Failure.MALFORMED
     for wrong in (command(b"PING", bytes(19)), frame(b"\x04PING\0\0", 5), b"\x08\x00"):
         assert failure(opened().receive(wrong)) is Failure.MALFORMED
-    assert opened().receive(command(b"ERROR", b"\x03bye")) == [ConnectionFailed(Failure.PEER, "bye")]
+    assert opened().receive(command(b"ERROR", b"\x03bye")) == [ConnectionFailed(Failure.PEER, "'bye'")]
 
 
 # -- with keys -----------------------------------------------------------------------------------------------
