@@ -87,7 +87,7 @@ KINDS: tuple[tuple[type[TitanicError], int, str], ...] = (
     (TimedOut, 504, ""),
     (KeyRefused, 503, "key-refused"),
     (Refused, 503, "refused"),
-    (CallerError, 400, ""),
+    (CallerError, 503, "refused"),  # no connection can be made: there are too many open files, for example
 )
 """Status and type of each TitanicError: the first that matches; an empty type is that of the status."""
 

@@ -271,6 +271,8 @@ class UserClient:
     uses: int = 0
     """Requests that use it now."""
     used: float = 0.0
+    closed: bool = False
+    """Requests that still use it fail."""
 
 
 class Clients:
@@ -346,7 +348,9 @@ class Clients:
         self._close(min(idle, key=lambda user: self._clients[user].used))
 
     def _close(self, user: str) -> None:
-        self._clients.pop(user).client.disconnect()
+        found = self._clients.pop(user)
+        found.closed = True
+        found.client.disconnect()
 
 
 T = TypeVar("T")

@@ -187,8 +187,12 @@ class GatewayMiddleware:
         except ClientDisconnect:
             return
         except Exception as error:
-            self._note(error, scope, grant.user)
-            await _answer_error(error, scope, receive, send)
+            fault = error
+            if taken.closed and isinstance(error, TitanicError | HTTPProblem):
+                what, fact = "the connection to the server was closed", "its key changed, or this gateway is stopping"
+                fault = HTTPProblem(503, f"{what}; {fact}; try again", headers={"Retry-After": "5"})
+            self._note(fault, scope, grant.user)
+            await _answer_error(fault, scope, receive, send)
         finally:
             VIA.reset(via)
             release_body(scope)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from http.cookies import SimpleCookie
 from pathlib import Path
@@ -17,9 +18,11 @@ from support.pages import Page
 from support.waiting import PATIENCE, until
 from support.web_secured import TOKENS, Secured, csrf_of, secured
 
-from broker import hash_token
+from broker import EndpointError, hash_token
 from titanic import Server
 from titanic.errors import Contradiction
+from titanic.protocol.answers import translate
+from titanic.web import problems
 from titanic.web.auth import identity
 from titanic.web.serving import WebServer
 from titanic.web.settings import WebSettings
@@ -286,6 +289,29 @@ def test_a_key_that_is_new_is_used_and_one_that_is_gone_is_not(own: Secured) -> 
     secret.write_text(text)
     secret.chmod(0o600)
     until(lambda: program.get("/v1/stats").status_code == 200)
+
+
+def test_a_call_whose_key_is_written_again_is_to_be_repeated(own: Secured) -> None:
+    program, secret, new = own.program("alice"), own.keys / "alice.key_secret", own.keys / "new"
+    reply = program.post("/v1/services/later/requests").json()["links"]["reply"]
+    with ThreadPoolExecutor() as pool:
+        call = pool.submit(own.program("alice").get, f"{reply}?wait=20")
+
+        def is_over_by_another_key() -> bool:
+            new.write_bytes(secret.read_bytes())
+            new.chmod(0o600)
+            new.replace(secret)
+            return call.done()
+
+        until(is_over_by_another_key, every=0.2)
+    assert (call.result().status_code, call.result().headers["retry-after"]) == (503, "5")
+    assert program.get(reply).status_code == 202
+
+
+def test_what_connects_to_no_server_is_to_be_repeated() -> None:
+    """As with no file descriptors left."""
+    fault = translate(EndpointError("too many open files"), b"titanic.stats", "ipc:///here", 0.0)
+    assert (problems.of(fault).status, problems.of(fault).headers) == (503, {"Retry-After": "5"})
 
 
 def test_calls_by_a_session_need_its_csrf_token(scene: Secured) -> None:
