@@ -78,7 +78,7 @@ class SparkWorker:
         self._lanes = lanes
         keys: dict[str, Any] = {"key": key, "server_key": server_key}
         self._worker = Worker(service, self._handle, endpoint, jobs=lanes, config=config, **keys)
-        self._fault = ""
+        self._started, self._fault = False, ""
         self._jobs = threading.Thread(target=self._work, name="spark jobs", daemon=True)
         self.batches: list[int] = []
         """The number of requests of each of the last hundred batches."""
@@ -97,6 +97,7 @@ class SparkWorker:
 
     def start(self) -> SparkWorker:
         """Serve in other threads."""
+        self._started = True
         self._jobs.start()
         self._worker.start()
         return self
@@ -104,7 +105,8 @@ class SparkWorker:
     def stop(self) -> None:
         """Take no more requests, and finish those in hand."""
         self._worker.stop()
-        self._asked.put(None)
+        if self._started:  # the lanes have ended; `run` waits for them, and ends the jobs then
+            self._asked.put(None)
 
     def abandon(self) -> None:
         """End without finishing: the broker gives the requests in hand to another worker."""

@@ -65,6 +65,28 @@ def test_what_is_abandoned_is_another_workers(
     until(lambda: not worker._jobs.is_alive())
 
 
+def test_what_a_lane_gets_while_the_worker_stops_is_answered(
+    spark: SparkSession, server: Server, client: Client
+) -> None:
+    begun, stopped = threading.Event(), threading.Event()
+
+    class SlowLane(SparkWorker):
+        def _handle(self, frames: list[bytes]) -> list[bytes]:
+            begun.set()
+            stopped.wait()
+            return super()._handle(frames)
+
+    uuid = client.submit("upper", "a")
+    worker = SlowLane(spark, "upper", upper, server.endpoints[0], lanes=4)
+    serving = threading.Thread(target=worker.run, daemon=True)
+    serving.start()
+    begun.wait()
+    worker.stop()
+    stopped.set()
+    assert client.wait(uuid, 60) == [b"A"]
+    until(lambda: not serving.is_alive())
+
+
 def test_a_function_of_arrow_arrays(spark: SparkSession, server: Server, client: Client) -> None:
     def reverse(bodies: pa.Array) -> pa.Array:
         import pyarrow.compute as pc
