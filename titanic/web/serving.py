@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import logging
 import os
@@ -11,6 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -19,7 +21,7 @@ import uvicorn
 from broker import Callback
 from titanic.errors import CallerError
 from titanic.web.asgi import Gateway
-from titanic.web.protocol import GatewayProtocol
+from titanic.web.protocol import PATIENCE, GatewayProtocol
 from titanic.web.settings import WebSettings
 
 ALIVE_EVERY = 5
@@ -196,11 +198,17 @@ def _room() -> int:
 
 
 class _Quiet(uvicorn.Server):
-    """Leaves signals to its caller, and ends waiting calls at shutdown."""
+    """Leaves signals to its caller, limits the time of TLS handshakes, and ends waiting calls at shutdown."""
 
     def __init__(self, config: uvicorn.Config, app: Gateway) -> None:
         super().__init__(config)
         self._app = app
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        loop, limit = asyncio.get_running_loop(), PATIENCE if self.config.ssl else None
+        for name in ("create_server", "create_unix_server"):  # uvicorn has no setting for it
+            setattr(loop, name, partial(getattr(loop, name), ssl_handshake_timeout=limit))
+        await super().startup(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._app.shut_down()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import socket
 import ssl
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -16,6 +18,7 @@ from support.web_secured import TOKENS, Secured, secured
 
 from broker import AccessError
 from titanic.errors import CallerError
+from titanic.web import serving
 from titanic.web.auth.identity import Identity
 from titanic.web.protocol import Tls
 from titanic.web.settings import WebSettings
@@ -119,6 +122,19 @@ def test_a_new_certificate_is_used_and_a_broken_one_is_not(
         files(authority, tmp_path)
         until(lambda: ssl.get_server_certificate(address) != before)
         assert user_of(scene, context(authority)) == 401
+
+
+def test_who_does_not_begin_is_sent_away(
+    authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(serving, "PATIENCE", 0.3)
+    with secured(tmp_path / "access", **files(authority, tmp_path)) as scene, ExitStack() as stack:
+        where = urlsplit(scene.url)
+        for begin in (b"", b"\x16\x03\x01"):
+            silent = stack.enter_context(socket.create_connection((where.hostname, where.port), timeout=30))
+            silent.sendall(begin)
+            assert silent.recv(1) == b""
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 @pytest.mark.parametrize("fault", ["tls_certificate", "tls_key", "client_ca"])
