@@ -74,7 +74,7 @@ class AttachedFront(Front):
     Methods that start with an underscore are called in the loop's thread, and so are `found`, `register` and
     `give_way`."""
 
-    def __init__(self, config: ServerConfig, endpoint: str, store: str, queue: str = "") -> None:
+    def __init__(self, config: ServerConfig, endpoint: str, store: str, queue: str) -> None:
         """`store`, `queue`: the path of the store, and the id of this node; another queue has different ones. Raises
         CallerError when the lanes need more file descriptors than the process may have, broker.AccessError when the
         keys cannot be used."""
@@ -210,7 +210,7 @@ class DuplicateQueueCheck(SessionChannel[ClientSession]):
         queue: str,
         owner: AttachedFront,
     ) -> None:
-        """`store`: the path of our own store. `queue`: the id of this node; empty when there can be no others."""
+        """`store`: the path of our own store. `queue`: the id of this node: other machines may have the same path."""
         super().__init__(ClientSession(), Dealer(zmq.Context.instance(), endpoint, hold=True, curve=discovery.curve))
         self._endpoint = endpoint
         self._own = store, queue

@@ -101,7 +101,7 @@ class Server:
                 raise
             config = self.config = replace(config, limits=self._limits.held)
         self.writer = Writer(self.store)
-        queue = os.urandom(8).hex() if self.store.remote else ""
+        queue = os.urandom(8).hex()
         try:
             self.front: Front
             if config.broker is None:
