@@ -98,6 +98,9 @@ def explain(error: Exception) -> str:
     ours = re.search(r"titanic: [^\n]+", text) or re.search(r"titanic\.errors\.\w+: ([^\n]+)", text)
     if ours is not None:
         return ours[ours.lastindex or 0]
+    csv = re.search(r"Malformed CSV record: .*?(?= SQLSTATE|$)|Unescaped quote .*? CSV field", text, re.MULTILINE)
+    if csv is not None:
+        return f"{csv[0]}; put values with commas, quotes or line breaks in quotes, and double the quotes in them"
     lines = [line for line in text.splitlines() if line.strip()] or [type(error).__name__]
     if lines[0].startswith("An error occurred while calling") and len(lines) > 1:
         lines = [re.sub(r"^: ([\w.$]+: )?", "", lines[1])]  # without the name of the Java class

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import subprocess
@@ -160,20 +161,26 @@ def test_a_service_level_for_a_service_that_is_not_there() -> None:
 
 @pytest.mark.usefixtures("spark")
 def test_there_and_back_again(spark: SparkSession, tmp_path: Path) -> None:
+    texts = [*(f"text {n}" for n in range(47)), '{"a": 1, "b": 2}', "Hello, Bob\nBye, Ann", 'say "hi"']
+    table = [(f"order {n}", text, n % 3 or "", 900.5) for n, text in enumerate(texts)]
     orders = tmp_path / "orders.csv"
-    orders.write_text("order,text\n" + "".join(f"order {n},text {n}\n" for n in range(50)))
+    with orders.open("w", newline="") as file:
+        csv.writer(file).writerows([("order", "text", "priority", "ttl"), *table])
     columns = ("--key-column", "order", "--service", "upper")
     with serving(tmp_path) as (_, endpoint):
         where = ("--endpoint", endpoint)
         submitted = titanic_data("submit", orders, *columns, "--body-column", "text", *where)
         assert submitted.line == f"50 rows of {orders} submitted"
+        with Client(endpoint) as client:
+            rows = client.list(limit=100)[0]
+            assert {row["key"]: row["priority"] for row in rows} == {f"order {n}": n % 3 or 4 for n in range(50)}
         done = titanic_data("collect", orders, tmp_path / "early", "--key-column", "order", *where)
         assert (done.code, done.line) == (3, f"{tmp_path / 'early'}: 50 pending")
         with working(tmp_path, endpoint, "upper", "tr", "a-z", "A-Z"):
             arguments = (orders, tmp_path / "out", "--key-column", "order", "--wait", "60", "--close", *where)
             assert titanic_data("collect", *arguments).line == f"{tmp_path / 'out'}: 50 ok"
         replies = {row.key: bytes(row.reply) for row in spark.read.parquet(str(tmp_path / "out")).collect()}
-        assert replies == {f"order {n}": b"TEXT %d" % n for n in range(50)}
+        assert replies == {f"order {n}": text.upper().encode() for n, text in enumerate(texts)}
         assert titanic_data("submit", orders, *columns, "--body-column", "text", *where).code == 0
         done = titanic_data("report", "duplicates", "--live", "--store", tmp_path / "store", *where)
         assert done.out.decode().splitlines()[1].split() == ["upper", "50", "50", "50", "0"]
@@ -277,6 +284,15 @@ def test_what_spark_says_is_one_line(tmp_path: Path) -> None:
     done = titanic_data("submit", tmp_path / "rows.json", "--service", "s")
     assert done.err.startswith("titanic-data: the column colour would be lost; a request has body, ")
     assert len(done.err.splitlines()) == 1
+    for text, fault in (
+        ("k,Hello, Bob,1", "Malformed CSV record: k,Hello, Bob,1; put values with commas, quotes or line "),
+        ('k,"say \\"hi\\"",1', "Unescaped quote character '\"' inside quoted value of CSV field; put values with "),
+        ("k,b,high", "The value 'high' of the type"),
+    ):
+        (tmp_path / "rows.csv").write_text(f"key,body,priority\n{text}\n")
+        done = titanic_data("submit", tmp_path / "rows.csv", "--service", "s")
+        assert done.err.startswith(f"titanic-data: {fault}")
+        assert len(done.err.splitlines()) == 1
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,14 @@ if TYPE_CHECKING:  # the help needs no pyspark
     from pyspark.sql import DataFrame, SparkSession
 
 READERS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json", ".orc": "orc"}
+CSV = {
+    "header": "true",
+    "escape": '"',
+    "multiLine": "true",
+    "mode": "FAILFAST",
+    "unescapedQuoteHandling": "RAISE_ERROR",
+}
+"""RFC 4180. Spark's own defaults end values at quotes and rows at line breaks in them."""
 
 file_argument = click.argument("source", type=click.Path(path_type=Path, exists=True), metavar="FILE")
 key_option = option("--key-column", metavar="NAME", default="key", help="The column with the key.")
@@ -58,8 +66,12 @@ def submit(
       titanic-data submit orders.csv --service invoice --key-column order
     """
     from titanic_data.session import session
+    from titanic_data.submission import SETTINGS
 
     rows = _read(session(quick=True), source)
+    numbers = [name for name, kind in rows.dtypes if name in SETTINGS and kind == "string"]  # all of CSV is text
+    casts = {name: rows[name].cast("double" if "double" in SETTINGS[name].types else "bigint") for name in numbers}
+    rows = rows.withColumns(casts)
     options: dict[str, Any] = {
         "keyColumn": key_column,
         "bodyColumn": body_column,
@@ -183,7 +195,7 @@ def _read(spark: SparkSession, source: Path) -> DataFrame:
     kind = READERS.get(some.suffix)
     if kind is None:
         raise click.UsageError(f"{some} is not one of {', '.join(READERS)}")
-    return spark.read.format(kind).option("header", "true").load(as_file(source))
+    return spark.read.format(kind).options(**(CSV if kind == "csv" else {})).load(as_file(source))
 
 
 @command()
