@@ -225,12 +225,14 @@ class Batch:
 
     async def _store_keyed(self, key: str) -> list[str]:
         """Store bodies with a key each, derived from the batch's key. Raises HTTPProblem, and stores none, when that
-        key was used with other bodies."""
+        key, or one of these, was used with other bodies."""
         client, first = self._client, len(self.uuids)
         keys = [f"{key}/{first + number}" for number in range(len(self._bodies))]
         given = digest(self._service, TYPE, *self._bodies)
         with suppress(Forbidden):  # the user may not read
-            for uuid in (await client.find(keys[:1]))[0].values():
+            known, _ = await client.find(keys)
+            some = keys[:1] if len(known) == len(keys) else keys  # perhaps some are keys of single requests
+            for uuid in [known[key] for key in some if key in known]:
                 await check_digest(client, uuid, given)
         uuids = await client.submit_batch(self._service, self._bodies, keys=keys, **self._options, digest=given)
         await check_digest(client, uuids[0], given)  # another client may have used the key in the meantime

@@ -88,6 +88,14 @@ def test_a_key_stands_for_one_batch(http: httpx.Client, client: Client) -> None:
     assert client.show(uuids[0])["type"] == "application/json"
 
 
+def test_a_key_of_an_item_that_a_single_request_has_is_told(http: httpx.Client, client: Client) -> None:
+    headers = {**JSON, "Idempotency-Key": "b"}
+    single = http.post("/v1/services/batch/requests", content=b"x", headers={"Idempotency-Key": "b/1"}).json()["uuid"]
+    answer = http.post(BATCH, content=b"[1, 2]", headers=headers)
+    assert (answer.status_code, answer.json()["uuid"], answer.json()["stored"]) == (422, single, 0)
+    assert [row["uuid"] for row in client.list()[0]] == [single]
+
+
 def test_when_a_later_message_fails_it_is_told_how_far_it_came(http: httpx.Client, client: Client) -> None:
     body = b"\n".join([b"1"] * 1500 + [b"oops"])
     answer = http.post(BATCH, content=body, headers=LINES)
