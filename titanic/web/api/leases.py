@@ -94,11 +94,12 @@ def _leased(lease: RequestLease) -> Response:
 async def post_done(request: Request) -> Response:
     """Reply to the request with the body; 204: the server has it."""
     visitor, leases = visitor_of(request), leases_of(request)
-    if leases.is_done(visitor.user, _id(request)):
-        return Response(status_code=204)
-    leases.find(visitor.user, _id(request))  # before a large body is read
-    body = await read_body(request, await max_body(request, visitor.client))
-    await leases.done(leases.find(visitor.user, _id(request)), _reply(request, body))
+    body = b""
+    if not leases.is_done(visitor.user, _id(request)):
+        leases.find(visitor.user, _id(request))  # before a large body is read
+        body = await read_body(request, await max_body(request, visitor.client))
+    if not leases.is_done(visitor.user, _id(request)):  # nor by another call while this one's body arrived
+        await leases.done(leases.find(visitor.user, _id(request)), _reply(request, body))
     return Response(status_code=204)
 
 

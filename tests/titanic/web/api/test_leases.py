@@ -213,6 +213,19 @@ def test_a_reply_of_unknown_length_that_the_server_would_not_take_is_refused(
     assert end(http, taken, content=b"HELLO").status_code == 204
 
 
+def test_of_two_replies_at_the_same_time_both_are_taken(http: httpx.Client, client: Client) -> None:
+    uuid = client.submit("upper", b"hello")
+    taken = take(http)
+
+    def slowly() -> Iterator[bytes]:
+        yield b"HEL"
+        assert end(http, taken, content=b"HELLO").status_code == 204
+        yield b"LO"
+
+    assert end(http, taken, content=slowly()).status_code == 204
+    assert client.reply(uuid) == [b"HELLO"]
+
+
 def test_a_visitor_has_so_many_leases(
     http: httpx.Client, client: Client, gateway: WebServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
