@@ -314,6 +314,12 @@ def test_what_connects_to_no_server_is_to_be_repeated() -> None:
     assert (problems.of(fault).status, problems.of(fault).headers) == (503, {"Retry-After": "5"})
 
 
+@pytest.mark.parametrize("origin", ["http://[", "http://localhost]", "//", "", "http://[::1/"])
+def test_an_origin_that_is_no_address_is_foreign(scene: Secured, origin: str) -> None:
+    answer = scene.program("alice").post("/v1/services/mail/requests", content=b"x", headers={"Origin": origin})
+    assert (answer.status_code, answer.json()["type"]) == (403, "urn:titanic:problem:forbidden")
+
+
 def test_calls_by_a_session_need_its_csrf_token(scene: Secured) -> None:
     browser = scene.browser("chief")
     csrf = browser.get("/v1/session").json()["csrf"]
