@@ -179,7 +179,7 @@ class PirateQueueCore(Core):
     def tick(self, now: float) -> None:
         """Forget silent workers, send heartbeats, drop requests that waited too long."""
         for identity in self._silence.due(now):
-            self._forget(identity)
+            self.forget(identity)
         if self.dialect.heartbeats and now >= self._beat_at:
             self._beat_at = now + self.config.heartbeat_interval
             self._output += [(At(WORKER, identity), [HEARTBEAT]) for identity in self._workers]
@@ -201,7 +201,7 @@ class PirateQueueCore(Core):
         if side == CLIENT:
             self.dropped += 1
             return
-        self._forget(identity)
+        self.forget(identity)
         if frames != [HEARTBEAT]:
             self._waiting.appendleft(_Waiting(now, frames[len(self.dialect.prefix) :]))
             self._dispatch()
@@ -234,7 +234,8 @@ class PirateQueueCore(Core):
     def _keep(self, identity: bytes) -> None:
         """Nothing changes but the time of its last message."""
 
-    def _forget(self, identity: bytes) -> None:
+    def forget(self, identity: bytes) -> None:
+        """Forget a worker: it is silent, or its connection has ended."""
         self._workers.pop(identity, None)
         self._ready.pop(identity, None)
         self._silence.cancel(identity)

@@ -19,6 +19,7 @@ from broker.handlers import Handler
 from broker.io.channels import CoreRunner
 from broker.io.connections import PeerGone
 from broker.io.curve import Key
+from broker.io.peer_connection import PeerConnection
 from broker.io.server_keys import ServerKey, server_keys
 from broker.patterns.pirate_queue.core import (
     CLIENT,
@@ -71,14 +72,22 @@ class PirateQueue(CoreRunner[PirateQueueCore]):
             for connection, frames in connections.take(now):
                 if isinstance(frames, list) and isinstance(connection.peer, bytes):
                     self.core.receive(At(side, connection.peer), frames, now)
+                elif frames is None:
+                    self._left(side, connection)
         return any(connections.ready for connections in self._sides.values())
 
     def flush(self, now: float) -> None:
         """Send until there is nothing more: what one worker could not be sent goes to another."""
         while output := self.core.take_output():
             self._send(output, now)
-        for connections in self._sides.values():
-            connections.flush()
+        for side, connections in self._sides.items():
+            for connection, _ in connections.flush():
+                self._left(side, connection)
+
+    def _left(self, side: str, connection: PeerConnection) -> None:
+        """Forget a worker whose connection has ended, unless another one has its name by now."""
+        if side == WORKER and self._sides[WORKER].of(connection.name) is None:
+            self.core.forget(connection.name)
 
     def _send(self, output: list[Output], now: float) -> None:
         for peer, frames in output:
