@@ -118,7 +118,7 @@ def breaches(closed: DataFrame, levels: Sequence[ServiceLevel]) -> DataFrame:
     """For each service level: how many requests came under it, how many had no reply in time (failed and expired ones
     never have), their share, and the longest time to a reply. Cancelled requests do not count. A service without
     requests has no row."""
-    promised = closed.sparkSession.createDataFrame([*levels] or [], "promised STRING, within DOUBLE")
+    promised = closed.sparkSession.createDataFrame([*dict.fromkeys(levels)], "promised STRING, within DOUBLE")
     took = _seconds("submitted_at", "replied_at")
     late = (f.col("status") != "ok") | (took > f.col("within"))
     return (
@@ -141,7 +141,8 @@ def duplicates(closed: DataFrame) -> DataFrame:
     were repeated while their key was known left no trace here: the queue counts them (`since_start.repeated`)."""
     keyed = f.col("idempotency_key").isNotNull() & ~f.col("idempotency_key").startswith("~")
     key = f.when(keyed, f.col("idempotency_key"))
-    distinct = f.countDistinct(key)
+    owner = f.coalesce("owner", f.lit("")) if "owner" in closed.columns else f.lit("")  # each has keys of its own
+    distinct = f.countDistinct(f.when(keyed, f.struct(owner, key)))
     return (
         closed.groupBy("service")
         .agg(
