@@ -51,7 +51,7 @@ def latency(closed: DataFrame, by: str = "hour") -> DataFrame:
     and how long the reply was kept until the request was closed. p50, p90, p99 and max of each."""
     spans = {
         "waiting": _seconds("submitted_at", "dispatched_at"),
-        "running": _seconds("dispatched_at", "replied_at"),
+        "running": f.when(f.col("status") != "expired", _seconds("dispatched_at", "replied_at")),  # it waited to retry
         "fetched": f.when(~f.col("unclaimed"), _seconds("replied_at", "closed_at")),
     }
     columns: list[Column] = [f.count("*").alias("requests")]

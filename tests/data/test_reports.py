@@ -31,7 +31,7 @@ LEVELS = [
 
 SPAN = "greatest(0, epoch_us({1}) - epoch_us({0})) / 1e6"
 WAITING = SPAN.format("submitted_at", "dispatched_at")
-RUNNING = SPAN.format("dispatched_at", "replied_at")
+RUNNING = f"CASE WHEN status <> 'expired' THEN {SPAN.format('dispatched_at', 'replied_at')} END"
 FETCHED = f"CASE WHEN NOT unclaimed THEN {SPAN.format('replied_at', 'closed_at')} END"
 
 
