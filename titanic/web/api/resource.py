@@ -104,17 +104,25 @@ class ApiRoute(BaseRoute):
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request; its scope has the parameters in `path_params`. The application reports the errors that a
         handler raises."""
+        is_complete = False
+
+        async def received() -> Message:
+            nonlocal is_complete
+            message = await receive()
+            is_complete = is_complete or not message.get("more_body", False)
+            return message
+
         try:
             if (coding := header_of(scope, b"content-encoding", "identity").lower()) != "identity":
                 what, fact = f"the body has the Content-Encoding {coding[:100]!r}", "workers do not get that header"
                 advice = "send it unencoded, or declare the encoding in Content-Type"
                 raise HTTPProblem(415, f"{what}; {fact}; {advice}", headers={"Accept-Encoding": "identity"})
-            request = Request(scope, receive, send)
+            request = Request(scope, received, send)
             response = await self._handler(request)(request)
         except ClientDisconnect:
             return
         except HTTPProblem as problem:
-            if problem.status not in (413, 429, 503):
+            if is_complete or problem.status not in (413, 429, 503):
                 raise
             release_body(scope)
             await _linger(problems.answer(problem), scope, receive, send)

@@ -25,6 +25,7 @@ from support.waiting import PATIENCE, until
 
 from broker import BrokerConfig, Worker
 from titanic import Client, RequestFailed, Server
+from titanic.web.api import resource
 from titanic.web.api.leases import Leases
 from titanic.web.problems import HTTPProblem
 from titanic.web.serving import WebServer
@@ -237,6 +238,16 @@ def test_a_visitor_has_so_many_leases(
     assert "too many leases" in answer.json()["detail"]
     assert end(http, taken).status_code == 204
     until(lambda: http.post("/v1/services/upper:take?wait=0").status_code == 204)
+
+
+def test_who_has_sent_everything_before_a_refusal_is_not_waited_for(
+    http: httpx.Client, gateway: WebServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "LINGER", PATIENCE * 10)
+    monkeypatch.setattr(held(gateway).quota, "_each", 0)
+    for _ in range(2):  # on one connection
+        assert http.post("/v1/services/upper:take", content=b"x").status_code == 429
+    assert len(gateway._server.server_state.connections) == 1
 
 
 def test_when_the_gateway_ends_others_get_what_it_had(server: Server, client: Client) -> None:
