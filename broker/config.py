@@ -7,6 +7,7 @@ Times are seconds, sizes bytes. The options of commands and the settings file ar
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from math import inf
 from sys import maxsize
 from typing import Any, NamedTuple
 
@@ -161,7 +162,7 @@ class BrokerConfig:
         unit="B",
         group=TRAFFIC,
     )
-    max_workers: int = setting(10_000, "Maximum number of registered workers; further ones are disconnected.")
+    max_workers: int = setting(10_000, "Maximum number of registered workers; further ones are disconnected.", least=0)
     send_queue: int = setting(
         10_000,
         "Maximum number of messages queued for one peer that does not read; further ones are dropped and counted.",
@@ -176,8 +177,11 @@ class BrokerConfig:
     def __post_init__(self) -> None:
         coerce_fields(self)
         check_heartbeats(self.heartbeat_interval, self.liveness)
-        check(self.request_expiry >= 0, f"request_expiry is {self.request_expiry}; it must be 0 or more")
-        check(self.worker_return >= 0, f"worker_return is {self.worker_return}; it must be 0 or more")
+        for name, declared in settings_of(self).items():
+            value, least = getattr(self, name), declared.least
+            least = int(declared.unit != "s") if least is None else least
+            check(value >= least, f"{name} is {value}; it must be {least:g} or more")
+            check(value < inf, f"{name} is {value}; it must be finite")
 
     @property
     def max_message(self) -> int:

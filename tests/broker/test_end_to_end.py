@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import re
 import signal
@@ -451,10 +452,25 @@ def test_calls_that_cannot_be(address: str) -> None:
         Worker("", boom)
 
 
-@pytest.mark.parametrize("settings", [{"heartbeat_interval": 0}, {"liveness": 1}, {"request_expiry": -1}])
-def test_settings_that_cannot_be(settings: dict[str, float]) -> None:
-    with pytest.raises(UsageError, match="must be"):
-        BrokerConfig(**settings)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("heartbeat_interval", 0),
+        ("heartbeat_interval", math.inf),
+        ("liveness", 1),
+        ("max_body", -1),
+        ("max_waiting", -1),
+        ("max_workers", -1),
+        ("request_expiry", -1),
+        ("request_expiry", math.nan),
+        ("send_queue", 0),
+        ("send_queue_bytes", -5),
+        ("worker_return", -1),
+    ],
+)
+def test_settings_that_cannot_be(setting: str, value: float) -> None:
+    with pytest.raises(UsageError, match=f"{setting} is {value}; it must be"):
+        BrokerConfig(**{setting: value})  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="known"):
         WorkerConfig(versions=("0.3",))
 
