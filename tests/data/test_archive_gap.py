@@ -13,8 +13,8 @@ from support.ring import fill, ring, wait_for_room
 from support.store_facts import closed_range as range_of
 
 from titanic.store import open_store
-from titanic_data.archive import Archive, Engine, Entry, PyArrowEngine, Queue, SparkEngine, verify
-from titanic_data.errors import ArchiveGap
+from titanic_data.archive import Archive, Engine, Entry, PyArrowEngine, Queue, SparkEngine, restore_range, verify
+from titanic_data.errors import ArchiveError, ArchiveGap
 from titanic_data.store_reader import closed_range, forget
 
 BEGUN = ("intended", "staging", "staged", "renaming", "renamed")
@@ -84,6 +84,10 @@ def test_a_new_archive_of_an_old_ring(tmp_path: Path) -> None:
     assert (entries[0].gap, entries[0].first, entries[0].last) == (True, 1, first - 1)
     assert [entry.gap for entry in entries[1:]] == [False] * (len(entries) - 1)
     assert verify(Archive.open(tmp_path / "archive")) == []
+    other = ring(tmp_path / "other", 400)
+    with pytest.raises(ArchiveError, match="is another store"):
+        restore_range(Archive.open(tmp_path / "archive"), other, entries[0].first, entries[0].last)
+    assert Archive.open(tmp_path / "archive").entries == entries
 
 
 @pytest.mark.parametrize("upto", [330, 400])  # within what was begun, and beyond it

@@ -36,7 +36,7 @@ from titanic_data.archive.manifest import (
     write_about,
 )
 from titanic_data.errors import ArchiveError
-from titanic_data.store_reader import store_at
+from titanic_data.store_reader import identity, store_at
 
 _ENDLESS = 1 << 62
 
@@ -290,6 +290,10 @@ def restore_range(archive: Archive, store: Path, first: int, last: int) -> Entry
             raise ArchiveError(what, f"it has {ring.first} to {ring.last}", "name a backup of that time with --store")
         if entry.last_id and found[0].uuid.hex() != entry.last_id:
             raise ArchiveError(f"{store} is another store", f"another request has number {last} there")
+        other = identity(store)
+        if entry.gap and archive.store and other and other != archive.store:  # a gap names no request to compare
+            fact = f"its id is {other}, that of the archive's store {archive.store}"
+            raise ArchiveError(f"{store} is another store", fact, "name that store, or a backup of it, with --store")
         archive.clear_staging()
         PyArrowEngine().write(store, first, last, archive.staging)
         made_at = time.time_ns() // 1000
