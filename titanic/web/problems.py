@@ -7,6 +7,7 @@ import json
 from starlette.responses import Response
 from starlette.types import Scope
 
+from broker import EndpointError
 from titanic.errors import (
     CallerError,
     Forbidden,
@@ -87,7 +88,7 @@ KINDS: tuple[tuple[type[TitanicError], int, str], ...] = (
     (TimedOut, 504, ""),
     (KeyRefused, 503, "key-refused"),
     (Refused, 503, "refused"),
-    (CallerError, 503, "refused"),  # no connection can be made: there are too many open files, for example
+    (CallerError, 400, ""),
 )
 """Status and type of each TitanicError: the first that matches; an empty type is that of the status."""
 
@@ -95,6 +96,8 @@ KINDS: tuple[tuple[type[TitanicError], int, str], ...] = (
 def of(error: TitanicError) -> HTTPProblem:
     """Convert a TitanicError."""
     status, type = next(((status, type) for kind, status, type in KINDS if isinstance(error, kind)), (500, ""))
+    if isinstance(error.__cause__, EndpointError):  # it cannot connect: there are too many open files, for example
+        status, type = 503, "refused"
     if str(error).startswith("store full"):
         type = "store-full"
     return HTTPProblem(status, str(error), type=type, headers={"Retry-After": "5"} if status in (503, 504) else None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Iterator
@@ -18,10 +19,10 @@ from support.pages import Page
 from support.waiting import PATIENCE, until
 from support.web_secured import TOKENS, Secured, csrf_of, secured
 
-from broker import EndpointError, hash_token
+from broker import hash_token
 from titanic import Server
-from titanic.errors import Contradiction
-from titanic.protocol.answers import translate
+from titanic.aio import Client
+from titanic.errors import CallerError, Contradiction
 from titanic.web import problems
 from titanic.web.auth import identity
 from titanic.web.serving import WebServer
@@ -310,8 +311,15 @@ def test_a_call_whose_key_is_written_again_is_to_be_repeated(own: Secured) -> No
 
 def test_what_connects_to_no_server_is_to_be_repeated() -> None:
     """As with no file descriptors left."""
-    fault = translate(EndpointError("too many open files"), b"titanic.stats", "ipc:///here", 0.0)
-    assert (problems.of(fault).status, problems.of(fault).headers) == (503, {"Retry-After": "5"})
+
+    async def call() -> None:
+        async with Client("tcp://127.0.0.1:1/too/many") as client:
+            await client.stats()
+
+    with pytest.raises(CallerError) as told:
+        asyncio.run(call())
+    assert (problems.of(told.value).status, problems.of(told.value).headers) == (503, {"Retry-After": "5"})
+    assert problems.of(CallerError("no")).status == 400
 
 
 @pytest.mark.parametrize("origin", ["http://[", "http://localhost]", "//", "", "http://[::1/"])
