@@ -9,6 +9,7 @@ an answer.
 
 from __future__ import annotations
 
+import os
 import time
 import weakref
 from collections.abc import AsyncGenerator, Sequence
@@ -100,10 +101,11 @@ class BlockingWire:
         self._single = Client(endpoint, timeout=timeout, retries=retries, **self._settings)
         self._many: Pipeline | None = None
         self._closed = False
+        self._process = os.getpid()
         self.endpoint = self._single.endpoint
         # Not __del__: of objects that refer to each other the sockets may be finalized first, and complain.
         self._connections: list[Client | Pipeline] = [self._single]
-        weakref.finalize(self, _close_all, self._connections).atexit = False
+        weakref.finalize(self, _close_all, self._connections, self._process).atexit = False
 
     @property
     def sent_again(self) -> int:
@@ -135,11 +137,11 @@ class BlockingWire:
     def close(self) -> None:
         """Close the connections. Any thread may ask."""
         self._closed = True
-        _close_all(self._connections)
+        _close_all(self._connections, self._process)
 
 
-def _close_all(connections: list[Client | Pipeline]) -> None:
-    for one in list(connections):
+def _close_all(connections: list[Client | Pipeline], process: int) -> None:
+    for one in list(connections) if process == os.getpid() else ():  # a fork has inherited its parent's
         one.close()
 
 

@@ -12,6 +12,7 @@ Threads may share a client: each gets its own connection, which closes when the 
 from __future__ import annotations
 
 import builtins
+import os
 import threading
 import weakref
 from collections import deque
@@ -131,12 +132,11 @@ class Client:
 
     @property
     def _own(self) -> ClientCore:
-        """What the calling thread has."""
-        try:
-            methods: ClientCore = self._of_thread.methods
-        except AttributeError:
-            methods = self._of_thread.methods = self._threads.new()
-        return methods
+        """What the calling thread has in this process."""
+        own: dict[str, ClientCore] = vars(self._of_thread)
+        if (process := f"{os.getpid()}") not in own:  # a fork has inherited its parent's
+            own[process] = self._threads.new()
+        return own[process]
 
     # -- one request -----------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from uuid import UUID
 import pytest
 from support.each import each
 from support.ports import free_port
-from support.processes import SUPPORT, Process
+from support.processes import SUPPORT, Process, run_fork
 from support.raw_mdp import raw_worker
 from support.serving import QUICK, config, serving
 from support.waiting import until
@@ -52,6 +52,29 @@ def test_submit_wait_reply_close(client: Client, echo: Worker) -> None:
         UnknownRequest, match=f"unknown UUID {uuid}; it was closed, deleted after its retention time, or never accepted"
     ):
         client.reply(uuid)
+
+
+FORK = """
+import os
+import sys
+from titanic import Client
+
+client = Client(sys.argv[1], timeout=30)
+client.submit_many("absent", ["before"])
+if not os.fork():
+    client.submit_many("absent", ["in the child"])
+    client.submit("absent", "in the child")
+    client.disconnect()
+    os._exit(0)
+assert os.wait()[1] == 0
+client.submit("absent", "behind")
+"""
+
+
+def test_a_fork_has_connections_of_its_own(server: Server, client: Client) -> None:
+    code, _, err = run_fork(FORK, server.endpoints[0])
+    assert (code, err) == (0, "")
+    assert client.stats()["store"]["requests"] == 4
 
 
 def test_no_body_is_one_empty_frame(client: Client, echo: Worker) -> None:
