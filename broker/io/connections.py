@@ -18,6 +18,7 @@ import selectors
 import socket as stream
 import time
 from contextlib import suppress
+from operator import attrgetter
 
 from broker.access.users import NOBODY, Access
 from broker.core.mdp import Frames, Peer
@@ -354,7 +355,7 @@ class Connections:
         if held:
             self._receiving[connection] = held
         while self.receiving > self._max_bytes and len(self._receiving) > 1:
-            silent = of_largest_share(self._receiving)
+            silent = min(of_largest_share(self._receiving), key=attrgetter("heard_at"))
             self._log(silent, Failure.TOO_LARGE, "too many large messages are partly received", now)
             self._close(silent)
 
@@ -474,7 +475,7 @@ class Connections:
             }
             if len(unread) < 2:
                 return
-            slow = of_largest_share(unread, lambda one: -one.unsent_bytes)
+            slow = max(of_largest_share(unread), key=attrgetter("unsent_bytes"))
             self._log(slow, Failure.TOO_LARGE, "too much of what was sent is unread", time.monotonic())
             self._close(slow)
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import socket as stream
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from operator import attrgetter
 from typing import Any
 
 from broker.access.users import User
@@ -144,16 +143,13 @@ class QueuedBytes:
         self.count(connection, size)
 
 
-def of_largest_share(
-    sizes: Mapping[PeerConnection, int], order: Callable[[PeerConnection], float] = attrgetter("heard_at")
-) -> PeerConnection:
-    """Return a connection of the user, or the IP address, with the most bytes: the one that was silent the longest, or
-    comes first in another order."""
+def of_largest_share(sizes: Mapping[PeerConnection, int]) -> list[PeerConnection]:
+    """Return the connections of the user, or the IP address, with the most bytes."""
     shares: Counter[str] = Counter()
     for one, size in sizes.items():
         shares[one.share] += size
     ((most, _),) = shares.most_common(1)
-    return min((one for one in sizes if one.share == most), key=order)
+    return [one for one in sizes if one.share == most]
 
 
 def due(deadlines: dict[PeerConnection, float], now: float) -> list[tuple[PeerConnection, float]]:

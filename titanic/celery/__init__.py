@@ -19,8 +19,6 @@ from itertools import pairwise
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from msgspec import structs
-
 from broker import DEFAULT_ENDPOINT, Handler
 from titanic.errors import CallerError, InvalidRequest, TimedOut, UnknownRequest
 from titanic.jobs.context import Retry, current_or_none
@@ -218,7 +216,8 @@ class Signature(CeleryNames):
             args, kwargs, after = (), {}, False
         if self.task is not None:
             link = self.step.link((*args, *self.args), {**self.kwargs, **kwargs}, first=not after)
-            return Flow(link.host, [structs.replace(link.stage, alone=immutable)], link.read, link.declared)
+            link.stage.alone = immutable
+            return Flow(link.host, [link.stage], link.read, link.declared)
         if self.is_group:
             return gather(part.flow(args, kwargs, after, immutable) for part in self.parts)
         flow = self.parts[0].flow(args, kwargs, after, immutable)
