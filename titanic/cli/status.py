@@ -97,6 +97,7 @@ def status(as_json: bool, watch: float | None, **where: Any) -> None:
     facts            {used, room}: bytes of counts and history
     running          number of requests being processed by workers
     waiting_clients  number of clients waiting for a reply
+    queue            id of the server's process
     since_start      {accepted, refused, repeated (the key was known),
                      replies_given, closed, commits, ends_missed
                      (notifications of on_end and on_failed for which

@@ -407,13 +407,13 @@ class Stats(TypedDict):
     dispatch: DispatchStats
     facts: NotRequired[FactsRoom]
     """Absent from older servers."""
+    queue: NotRequired[str]
+    """An id of the process. Absent from older servers that shared no store."""
     node: NotRequired[AskedNode | None]
     """This and what follows is there when nodes share the store. None: it has no lease at the moment."""
     other_nodes: NotRequired[list[OtherNode]]
     workers_elsewhere: NotRequired[dict[str, int]]
     """The workers of the other nodes, by service."""
-    queue: NotRequired[str]
-    """An id of the process."""
     settings: NotRequired[dict[str, ServiceSettingInfo]]
     """What is set for services; absent when nothing is."""
     by_service: NotRequired[dict[str, ServiceStats]]

@@ -207,6 +207,7 @@ def _process(role: Answerer, endpoint: str) -> Iterator[str]:
 
 def _echo_router(_: str, endpoints: Connection) -> None:
     router: sockets.Socket = zmq.Context.instance().socket(zmq.ROUTER)
+    router.sndhwm = router.rcvhwm = 0  # else it drops replies that the asker is slow to take
     endpoints.send(sockets.bind(router, "tcp://127.0.0.1:*"))
     while True:
         router.poll()

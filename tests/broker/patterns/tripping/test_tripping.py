@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
 from support.cli_titanic import here
 from support.each import each
 from support.shortages import no_draft_sockets
 
 from broker.patterns import KINDS, trip
+from broker.patterns.tripping import measurement
+
+
+def test_replies_that_are_not_taken_at_once_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measurement, "WINDOW", 10_000)
+    assert trip("dealer", 1, 50_000).asynchronous
 
 
 @each("kind", KINDS)
