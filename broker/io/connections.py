@@ -45,7 +45,10 @@ log = logging.getLogger(__name__)
 
 MAX_READ = 256 << 10
 """Bytes read from one connection in a round: many small messages, which are then stored by one commit, or as much of a
-large one as Linux keeps for a local socket. Python allocates as much first, so more would be slower."""
+large one as Linux keeps for a local socket."""
+
+MAX_READ_LARGE = 1 << 20
+"""The same while a large message is received, which takes little work."""
 
 MAX_EVENTS = 1000
 """Messages and commands of one connection in a round: a few milliseconds of work, however small they are."""
@@ -86,6 +89,9 @@ HANDSHAKE_INTERVAL = 0.1
 
 ACCEPT_INTERVAL = 0.25
 """Seconds between attempts to accept when file descriptors or memory have run out."""
+
+STALLED = 2.0
+"""Seconds in which a peer that reads takes something of what waits for it."""
 
 MAX_QUEUED = 16 << 20
 """Queued bytes from which no large answers are produced for a peer."""
@@ -150,6 +156,8 @@ class Connections:
         self._dirty: dict[PeerConnection, None] = {}
         """Connections with output."""
         self._arrived: list[Arrival] = []
+        self._buffer = memoryview(bytearray(MAX_READ_LARGE))
+        """What `recv` would allocate for each read, however little comes."""
         self.ready: dict[int, int] = {}
         """Descriptors with input or room for output, and these events; `take` handles them."""
         self._paused = False
@@ -315,7 +323,8 @@ class Connections:
         data = b""
         if connection.ending_at is not None or not protocol.has_more:
             try:
-                data = connection.stream.recv(MAX_READ)
+                size = MAX_READ_LARGE if connection in self._receiving else MAX_READ
+                data = bytes(self._buffer[: connection.stream.recv_into(self._buffer, size)])
             except (BlockingIOError, InterruptedError):
                 return
             except OSError:
@@ -465,18 +474,21 @@ class Connections:
 
     def _make_room(self, connection: PeerConnection) -> None:
         """If too much is unread, of a peer's user or in all, connections of the user, or the IP address, with the most
-        end: those with the most. A single one may keep its message."""
+        end: those with the most, of those that read nothing. A single one may keep its message."""
         queued = self.queued
+        if queued.total <= queued.most and queued.room(connection) >= 0:
+            return
+        now = time.monotonic()
         while (over := queued.total > queued.most) or queued.room(connection) < 0:
             unread = {
                 one: one.unsent_bytes
                 for one in self._connections.values()
-                if one.unsent_bytes and (over or one.share == connection.share)
+                if one.waits_to_write and now - one.sent_at >= STALLED and (over or one.share == connection.share)
             }
             if len(unread) < 2:
                 return
             slow = max(of_largest_share(unread), key=attrgetter("unsent_bytes"))
-            self._log(slow, Failure.TOO_LARGE, "too much of what was sent is unread", time.monotonic())
+            self._log(slow, Failure.TOO_LARGE, "too much of what was sent is unread", now)
             self._close(slow)
 
     def _write(self, connection: PeerConnection) -> None:
@@ -502,7 +514,7 @@ class Connections:
                 self.queued.count(connection, sum(map(len, output)))
             else:
                 self._collect(connection)
-        unsent, left = connection.unsent, MAX_WRITE
+        unsent, left, before = connection.unsent, MAX_WRITE, connection.unsent_bytes
         while unsent and left > 0:
             try:
                 sent = connection.stream.sendmsg([unsent[at] for at in range(min(len(unsent), MAX_BUFFERS))])
@@ -521,6 +533,8 @@ class Connections:
                 sent -= len(first)
                 unsent.popleft()
         waits = bool(unsent)
+        if waits and (connection.unsent_bytes < before or not connection.waits_to_write):
+            connection.sent_at = time.monotonic()
         if waits is not connection.waits_to_write:
             connection.waits_to_write = waits
             self._watch_connection(connection)

@@ -42,6 +42,7 @@ class PeerConnection:
         "open",
         "protocol",
         "received",
+        "sent_at",
         "stream",
         "uid",
         "unsent",
@@ -81,6 +82,8 @@ class PeerConnection:
         self.unsent: deque[Buffer] = deque()
         self.unsent_bytes = 0
         self.waits_to_write = False
+        self.sent_at = now
+        """When it last took something of what waits for it, or that began to wait."""
         self.ending_at: float | None = None
         """When it is closed at the latest; None: it is not ending."""
         self._before: tuple[float, int] | None = None

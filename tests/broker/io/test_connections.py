@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
+import queue
 import selectors
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from support.waiting import PATIENCE, until
 from support.zmtp_peer import command, frame, greeting, message, null
 
 from broker import Broker, BrokerConfig, BrokerError, Client, Keys, Worker
-from broker.core.requests import footprint
+from broker.core.requests import Request, footprint
 from broker.io import connections
 from broker.io.connections import PeerConnection
 from broker.io.listeners import ListeningSocket
@@ -372,8 +373,9 @@ def test_one_user_s_queues_get_half_of_the_room() -> None:
 
 @pytest.mark.parametrize(("unread", "users"), [("answers", 1), ("answers", 3), ("pongs", 1)])
 def test_who_reads_nothing_on_many_connections_takes_no_room_from_others(
-    tmp_path: Path, unread: str, users: int
+    tmp_path: Path, unread: str, users: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(connections, "STALLED", 0.0)
     room, large = 8 << 20, 1 << 20
     ask = message(b"MDPC02", b"\1", b"large", b"x")
     said = ask if unread == "answers" else command(b"PING", bytes(18)) * 50_000
@@ -405,6 +407,28 @@ def test_who_reads_nothing_on_many_connections_takes_no_room_from_others(
         assert len(read(reader, 2 * large)) >= 2 * large
         assert not broker.core.stats["unroutable"]
     assert (queued.total, queued._of_user) == (0, {})
+
+
+def test_many_who_read_get_their_large_answers_at_once(tmp_path: Path) -> None:
+    """Together they are larger than the limit."""
+    size, asked = 1 << 20, queue.Queue[Request]()
+
+    def take(requests: Iterable[Request]) -> None:
+        for request in requests:
+            asked.put(request)
+
+    broker = Broker(BrokerConfig(send_queue_bytes=4 * size))
+    broker.integrate(b"large", take)
+    broker.bind(f"ipc://{tmp_path}/socket")
+    ask = null() + message(b"MDPC02", b"\1", b"large", b"x")
+    with broker, ExitStack() as stack:
+        peers = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(12)]
+        for peer in peers:
+            peer.settimeout(PATIENCE)
+            peer.connect(f"{tmp_path}/socket")
+            peer.sendall(ask)
+        broker.reply([(asked.get(timeout=PATIENCE), [bytes(size)]) for _ in peers])
+        assert all(len(read(peer, size)) >= size for peer in peers)
 
 
 def test_what_is_queued_for_a_connection_that_ends_while_it_is_read_does_not_count(tmp_path: Path) -> None:
