@@ -38,7 +38,7 @@ test: $(TOOLED) tools java ## All tests, in parallel; core, protocol and store t
 	$(BIN)/pytest -n $(JOBS) --dist worksteal tests
 	$(COMPILE)
 	$(ON_COMPILED) -n $$(nproc) --dist worksteal $(NO_POSTGRES) $(filter-out tests/titanic/cluster,$(CORE_TESTS)) \
-	  tests/titanic/facts/test_facts.py tests/titanic/web/api/test_openapi.py --deselect tests/titanic/web/api/test_openapi.py::test_schemathesis_finds_nothing
+	  tests/broker/io/test_connections.py tests/titanic/facts/test_facts.py tests/titanic/web/api/test_openapi.py --deselect tests/titanic/web/api/test_openapi.py::test_schemathesis_finds_nothing
 
 # Of a fresh clone Python has compiled nothing: each test process would compile all tests, as they all begin at once.
 COLLECT = printf 'tests/%s\n' 'titanic/[a-r]*' 'titanic/s*' 'titanic/[t-z]* tests/[c-s]*/' 'b* tests/*.py' | \

@@ -12,7 +12,7 @@ compiler tries; at 0 it needs half the time.
 A test that fails only on the compiled build: a patched method, function or module; `is` between tuples; a generator
 expression that must be lazy (mypyc builds a list); a function assigned as a method; `raise … from`, which sets no
 `__cause__`; a signal handler, which only interpreted code runs; a class below a compiled one; a double of a compiled
-class; an int where a float is declared, which becomes 3.0.
+class; an int where a float is declared, which becomes 3.0; a call in a slice of a memoryview, which is made twice.
 
 The addresses in pyproject.toml become the project's URLs, and with a home page the links of README.md lead to it. Each
 wheel has an SBOM in .dist-info/sboms: what it contains besides Titanic, and what it requires.

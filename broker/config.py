@@ -170,7 +170,8 @@ class BrokerConfig:
     send_queue_bytes: int = setting(
         1 << 30,
         "Maximum bytes queued for all peers, at most half for one user, and maximum bytes of all partly received"
-        " messages. Beyond it, messages to peers with queued messages are dropped and counted.",
+        " messages. Beyond it, messages to peers with queued messages are dropped and counted, and peers that read"
+        " nothing for two seconds are disconnected.",
         unit="B",
     )
 

@@ -324,7 +324,8 @@ class Connections:
         if connection.ending_at is not None or not protocol.has_more:
             try:
                 size = MAX_READ_LARGE if connection in self._receiving else MAX_READ
-                data = bytes(self._buffer[: connection.stream.recv_into(self._buffer, size)])
+                count = connection.stream.recv_into(self._buffer, size)
+                data = bytes(self._buffer[:count])
             except (BlockingIOError, InterruptedError):
                 return
             except OSError:
@@ -476,10 +477,8 @@ class Connections:
         """If too much is unread, of a peer's user or in all, connections of the user, or the IP address, with the most
         end: those with the most, of those that read nothing. A single one may keep its message."""
         queued = self.queued
-        if queued.total <= queued.most and queued.room(connection) >= 0:
-            return
-        now = time.monotonic()
         while (over := queued.total > queued.most) or queued.room(connection) < 0:
+            now = time.monotonic()
             unread = {
                 one: one.unsent_bytes
                 for one in self._connections.values()

@@ -465,7 +465,9 @@ class MemoryWriteTransaction(MemoryReadTransaction):
             return State.RUNNING if found is State.WAITING and uuid in running else found
 
         holder = self.tables.keys.get(name)
-        return (None, []) if holder is None else counting(name[1], holder.uuids, state, holder.until, sure_us)
+        if holder is None:
+            return None, []
+        return counting(name[1], {uuid: state(uuid) for uuid in holder.uuids}, holder.until, sure_us)
 
     def _make_room(self, needed: int) -> bool:
         """Return whether so many more bytes fit, after dropping closed requests if necessary."""

@@ -11,7 +11,7 @@ retried: a request before it may not succeed as well.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
 
 from titanic.protocol.submit_options import STARTED, read_policy
 from titanic.store.request import NewRequest, RequestFields
@@ -62,13 +62,12 @@ def counts(name: bytes, state: State | None, ends_at: int, sure_us: int) -> bool
 
 
 def counting(
-    name: bytes, requests: Sequence[bytes], state: Callable[[bytes], State | None], ends_at: int, sure_us: int
+    name: bytes, states: Mapping[bytes, State | None], ends_at: int, sure_us: int
 ) -> tuple[bytes | None, list[bytes]]:
-    """The first request of a row that counts; if none does, those that may count again."""
-    states = [(uuid, state(uuid)) for uuid in requests]
-    first = next((uuid for uuid, found in states if counts(name, found, ends_at, sure_us)), None)
+    """The first request of a row that counts; if none does, those that may count again. `states`: of its requests."""
+    first = next((uuid for uuid, found in states.items() if counts(name, found, ends_at, sure_us)), None)
     may = () if name[1:2] == _TIME else (State.RUNNING, State.FAILED, State.EXPIRED)
-    return first, [uuid for uuid, found in states if found in may][: MAX_REQUESTS - 1]
+    return first, [uuid for uuid, found in states.items() if found in may][: MAX_REQUESTS - 1]
 
 
 def name_to_retry(request: RequestFields | NewRequest, submitted_at: int, now_us: int) -> bytes:

@@ -200,7 +200,9 @@ def _first(
         return State.RUNNING if found is State.WAITING and uuid in running else found
 
     holder = tx.key_holder(name)
-    return (None, []) if holder is None else counting(unique, holder.uuids, state_of, holder.until, sure_us)
+    if holder is None:
+        return None, []
+    return counting(unique, {uuid: state_of(uuid) for uuid in holder.uuids}, holder.until, sure_us)
 
 
 def _plan(tx: Writing, requests: Sequence[NewRequest], uuids: list[bytes], now_us: int, keys: _Keys) -> _Plan:

@@ -309,7 +309,7 @@ def _unique_holders(tx: PostgresWriting, rows: Sequence[Row], sure_us: int) -> d
     states = {uuid: State(state) for uuid, state in tx.fetch_apart(_STATES, uuids)} if rows else {}
     found: dict[Name, TakenKey] = {}
     for owner, name, until, holders in rows:
-        first, older = counting(name, holders, states.get, until, sure_us)
+        first, older = counting(name, {uuid: states.get(uuid) for uuid in holders}, until, sure_us)
         found[owner, name] = TakenKey(holders if first is None else [first], first is None, older)
     return found
 
