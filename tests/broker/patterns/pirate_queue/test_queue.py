@@ -162,15 +162,15 @@ def test_a_server_with_too_much_in_hand_leaves_it_in_the_socket(
     go_on = threading.Event()
     server = Server(lambda frames: (go_on.wait(30), frames)[1])
     dealer = socket(zmq.DEALER, server.bind("tcp://127.0.0.1:*"))
-    bodies = [b"%0100000d" % number for number in range(20)]
+    bodies = [b"%0100000d" % number for number in range(60)]
     for body in bodies:
         dealer.send_multipart([b"", body])
     with server:
         until(lambda: server.in_hand >= 3)
         until(lambda: server._connections._paused)
-        assert server.in_hand < 10, "it reads 256 KiB at once"
+        assert server.in_hand < 30, "of large messages it reads 1 MiB at once"
         go_on.set()
-        assert [dealer.recv_multipart()[1] for _ in range(20)] == bodies
+        assert [dealer.recv_multipart()[1] for _ in range(60)] == bodies
 
 
 def test_a_server_goes_on_with_what_it_has_read() -> None:
