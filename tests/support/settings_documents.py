@@ -133,7 +133,7 @@ def entry(place: str, key: str, option: click.Option, explained: set[tuple[str, 
     text = text.replace("; repeatable", "")
     text, _, otherwise = text.removesuffix(".").partition("; default: ")
     default: Any = option.get_default(click.Context(click.Command("")))
-    if isinstance(option.show_default, str):
+    if isinstance(option.show_default, str) and place not in NOTES:
         otherwise = option.show_default
     missing = f"No default{f': {otherwise}' if otherwise not in ('', 'none') else ''}."
     if otherwise and default is not None:

@@ -297,9 +297,9 @@ ENDPOINTS = {
 BROKER_ENDPOINTS = "Endpoint of the broker. With a list, a,b,c, one is picked at random; on failure the next is tried."
 
 
-def endpoint_option(group: str = "") -> Decorator:
+def endpoint_option(group: str = "", *, show_default: bool | str = True) -> Decorator:
     """`--endpoint` alone."""
-    return option("--endpoint", **ENDPOINTS, group=group, help=BROKER_ENDPOINTS)
+    return option("--endpoint", **ENDPOINTS, group=group, show_default=show_default, help=BROKER_ENDPOINTS)
 
 
 FILE = click.Path(dir_okay=False, path_type=Path)

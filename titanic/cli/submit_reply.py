@@ -214,7 +214,7 @@ def _content_type(context: click.Context, option: click.Parameter, kind: str | N
     type=Keep(least=0.001),
     metavar="TIME",
     group=CHOICES,
-    help="How long to keep the body after the request has ended; without it, the request cannot be retried; never:"
+    help="How long to keep the body after the request has ended; without a body, no retry is possible; never:"
     " only until the request succeeds; default: as long as the request.",
 )
 @option(

@@ -28,7 +28,7 @@ from titanic.version import __version__
 
 @command()
 @click.argument("app", metavar="MODULE:APP")
-@endpoint_option()
+@endpoint_option(show_default="the app's")
 @key_file_options()
 @declared(PoolConfig, "processes", "-p")
 @declared(ChildConfig, "jobs", "-j")
