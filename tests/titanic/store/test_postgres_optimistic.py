@@ -17,10 +17,12 @@ from titanic.protocol import tsp
 from titanic.store import Archivist, CloseResult, LeaseConfig, NewRequest, NodeFacts, Place, Retention, State, Status
 from titanic.store.postgres.store import PostgresStore
 from titanic.store.postgres.tools import check
+from titanic.store.uniqueness import made_unique
 
 pytestmark = needs_postgres
 
 NOW = 1_795_258_520_106_479
+WAITING = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
 
 
 @pytest.fixture
@@ -216,6 +218,47 @@ def test_what_another_node_has_closed_meanwhile_does_not_end(nodes):
     with one.read() as txn:
         assert state_of(txn, b) is State.WAITING, "nothing was kept"
     assert finish(one, a, b) == [False, True]
+
+
+def test_a_unique_name_stays_or_goes_with_what_other_nodes_do_meanwhile(nodes, url):
+    one, other = nodes
+    unique = made_unique(new(options=b'{"unique":"a"}'), "a", "done", 0)
+    with psycopg.connect(url, autocommit=True) as watcher:
+
+        def meanwhile(uuid: bytes) -> Thread:
+            """Close a request, which waits for a lock when this returns."""
+
+            def close() -> None:
+                with one.write() as txn:
+                    txn.close(uuid, NOW)
+
+            thread = Thread(target=close)
+            thread.start()
+            until(lambda: watcher.execute(WAITING).fetchone() == (1,))
+            return thread
+
+        def failed() -> bytes:
+            with other.write() as txn:
+                (made,) = txn.accept([unique], NOW)
+                assert made.new
+                assert txn.finish(made.uuid, Status.FAILED, [], attempts=1, dispatched_at=NOW, finished_at=NOW)
+            return made.uuid
+
+        first = failed()
+        with other.write() as txn:
+            (second,) = txn.accept([unique], NOW)
+            thread = meanwhile(first)
+        thread.join(60)
+        with other.write() as txn:
+            assert txn.accept([unique], NOW) == [(second.uuid, False)]
+            txn.finish(second.uuid, Status.FAILED, [], attempts=1, dispatched_at=NOW, finished_at=NOW)
+        third = failed()
+        with other.write() as txn:
+            txn.close(third, NOW)
+            txn.flush()
+            thread = meanwhile(second.uuid)
+        thread.join(60)
+        assert watcher.execute("SELECT count(*) FROM titanic.key").fetchone() == (0,)
 
 
 def test_who_ends_a_request_waits_for_who_closes_it(nodes):

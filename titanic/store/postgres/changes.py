@@ -116,8 +116,12 @@ WHERE k.owner = gone.owner AND k.key = gone.key
         SELECT FROM unnest(k.uuids) AS w (uuid) {by_key("request", "r", "t.uuid = w.uuid", "INNER")}
         WHERE w.uuid <> ALL(%s::uuid[]))))
 RETURNING k.owner, length(k.key) AS length, cardinality(k.uuids) AS requests"""
-"""Keys, whatever they stand for, or if they stand for a request, and for none that is not closed. (Of two nodes that
-close the last two at once, neither sees that: the row stays until one with the key is closed again.)"""
+"""Keys, whatever they stand for, or if they stand for a request, and for none that is not closed."""
+
+_LOCK_KEYS = """
+SELECT FROM key AS k JOIN unnest(%s::bytea[], %s::bytea[]) AS gone (owner, key)
+    ON k.owner = gone.owner AND k.key = gone.key ORDER BY k.owner, k.key FOR UPDATE OF k"""
+"""A statement before FORGET: that one must see what others with these keys accepted and closed meanwhile."""
 
 _GIVE_NUMBERS = "UPDATE meta SET closed_last = closed_last + %s RETURNING closed_last - %s AS before, registered"
 
@@ -370,6 +374,12 @@ class Changes:
         return self._usage[4] - self.dropped_bytes
 
     # -- statements ------------------------------------------------------------------------------------------
+
+    @property
+    def locks(self) -> list[Statement]:
+        """What must be executed before FORGET, as a statement of its own."""
+        names = sorted({one[:2] for one in self.to_forget if one[2] != ANY})
+        return [Statement(_LOCK_KEYS, tuple(map(texts, zip(*names, strict=True))))] if names else []
 
     @property
     def any(self) -> bool:

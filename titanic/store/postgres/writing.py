@@ -207,12 +207,13 @@ class PostgresWriting(SnapshotReader):
 
     def fetch_keys(self, text: str, *parameters: object) -> list[Row]:
         """`fetch` of keys, which have nothing to do with other changes. Those are forgotten first that are to be."""
+        locks = self.changes.locks
         forget, self.changes.to_forget = sorted(self.changes.to_forget), set()
         if not forget:
             return self.fetch_apart(text, *parameters)
         owners, keys, uuids = zip(*forget, strict=True)
         first = Statement(FORGET, (texts(owners), texts(keys), ids(uuids), ids(self.changes.gone)))
-        gone, rows = super().fetch_all(first, Statement(text, parameters))
+        *_, gone, rows = super().fetch_all(*locks, first, Statement(text, parameters))
         self.changes.count_keys_gone(gone)
         return rows
 
@@ -251,13 +252,14 @@ class PostgresWriting(SnapshotReader):
     def _write(self, *, commits: bool) -> None:
         session = self.take()
         changes, self.changes = self.changes, Changes()
+        locks = changes.locks
         written = (
             changes.statements(session.lists, self.settings.shard, self.settings.incarnation) if changes.any else []
         )
-        if commits and not self.started and len(written) == 1:
+        if commits and not self.started and len(written) == 1 and not locks:
             statements, self.begins = written, False  # a statement by itself is a transaction
         else:
-            statements = [*written, _COMMIT] if commits else written
+            statements = [*locks, *written, _COMMIT] if commits else [*locks, *written]
             if commits and not written and self.found_done:
                 statements.insert(0, _CATCH_UP)
         if commits:
@@ -268,7 +270,7 @@ class PostgresWriting(SnapshotReader):
             except psycopg.Error as error:
                 raise self.failed(error) from error
         if written:
-            ((used,),) = cursors[0].fetchall()
+            ((used,),) = cursors[len(locks)].fetchall()
             self._used = used - changes.dropped_bytes
             self.relied -= changes.relied.keys()
 
