@@ -288,6 +288,7 @@ class Connection:
                 elif frame is not None:
                     self._command(frame.flags, frame.body, events)
                 elif left >= 0:
+                    self.has_more = self._reader.has_more
                     return events
         except ZmtpFault as fault:
             self.state = ConnectionState.CLOSED

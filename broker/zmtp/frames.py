@@ -84,6 +84,9 @@ FRAME_MEMORY = 64
 HEAD = 32
 """Frames of an oversized message that are reported."""
 
+FRAMES = 10
+"""Frames that are read at once for each message: as many as one usually has."""
+
 SKIPPED = 64
 """An oversized message may have so many times `max_frames`; then its connection ends."""
 
@@ -105,6 +108,8 @@ class FrameReader:
         """A large frame: the received parts of its body, and the missing bytes."""
         self._flags = 0
         """Flags of that frame."""
+        self.has_more = False
+        """Whether `take` stopped before it had read all frames."""
         self.large = 0
         """The received bytes of its body."""
         self.frames: list[bytes] = []
@@ -129,7 +134,7 @@ class FrameReader:
 
     def take(self, messages: list[list[bytes]], most: int) -> Frame | OversizedMessage | None:
         """Append complete messages to the list, `most` of them or up to a command or an oversized message, which is
-        returned. None with fewer than `most`: nothing more is complete. Raises ZmtpFault."""
+        returned. None with fewer than `most`: nothing more is complete, or `has_more`. Raises ZmtpFault."""
         if self._parts:
             if self._missing:
                 return None
@@ -139,10 +144,12 @@ class FrameReader:
                 return Frame(flags, body)
             self._add(flags, body, messages)
         data, at, end = self._data, self._at, len(self._data)
-        frames, size = self.frames, self.size
+        frames, size, left = self.frames, self.size, FRAMES * most
+        self.has_more = False
         max_message, max_frames = self._limits.max_message, self._limits.max_frames
         try:
-            while end - at >= 2 and len(messages) < most:
+            while end - at >= 2 and len(messages) < most and left:
+                left -= 1
                 flags = data[at]
                 if flags & LONG:
                     if end - at < 9:
@@ -186,9 +193,11 @@ class FrameReader:
                 else:
                     messages.append(frames)
                     frames, size = [], 0
+            self.has_more = not left
             return None
         finally:
-            self._at, self.frames, self.size = at, frames, size
+            self._data, self._at = (data, at) if at < end else (b"", 0)  # what was said last is not kept
+            self.frames, self.size = frames, size
 
     def _add(self, flags: int, body: bytes, messages: list[list[bytes]]) -> None:
         if self._skipped:

@@ -29,6 +29,7 @@ from broker.io.listeners import ListeningSocket
 from broker.io.peer_connection import of_largest_share
 from broker.patterns import LazyPirate, Server
 from broker.zmtp import Connection
+from broker.zmtp.frames import FRAMES
 
 
 @pytest.fixture
@@ -279,9 +280,10 @@ def test_a_name_is_taken_over_and_gets_what_was_meant_for_it(broker: Broker) -> 
         assert read(second, 64 + 39 + 31).endswith(b"\x03404")
 
 
-def test_who_says_many_things_at_once_lets_the_others_speak() -> None:
-    """Everything that it says is malformed. Who comes then is heard in the next round, not when all that was read has
-    been handled."""
+@each("said", [message(b"x") * 20_000, frame(b"", 1) * 90_000])
+def test_who_says_many_things_at_once_lets_the_others_speak(said: bytes) -> None:
+    """Everything that it says is malformed, or of one message. Who comes then is heard in the next round, not when all
+    that was read has been handled."""
     broker = Broker()
     with closing(broker.loop), ExitStack() as stack:
         broker.bind("tcp://127.0.0.1:*")
@@ -290,13 +292,14 @@ def test_who_says_many_things_at_once_lets_the_others_speak() -> None:
             peer.sendall(null())
         while sum(connection.open for connection in held(broker)) < 2:
             broker.loop.turn()
-        loud.sendall(message(b"x") * 20_000)
-        while not broker.core.stats["malformed"]:
+        loud.sendall(said)
+        while not (broker.core.stats["malformed"] or broker._connections.receiving):
             broker.loop.turn()
         quiet.sendall(message(b"MDPC02", b"\1", b"mmi.service", b"x"))
         while not broker.core.stats["requests"]:
             broker.loop.turn()
         assert broker.core.stats["malformed"] <= 4 * connections.MAX_EVENTS
+        assert broker._connections.receiving <= 4 * footprint([b""] * FRAMES * connections.MAX_EVENTS)
 
 
 def test_what_was_read_and_waits_for_its_turn_is_not_forgotten(broker: Broker) -> None:

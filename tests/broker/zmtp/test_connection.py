@@ -217,6 +217,7 @@ def test_a_large_frame_is_put_together_once() -> None:
     data = message(b"a", body, b"z") + message(b"next")
     got = [event for at in range(0, len(data), 50_000) for event in connection.receive(data[at : at + 50_000])]
     assert got == [[b"a", body, b"z"], [b"next"]]
+    assert not connection._reader._data, "what was said last is not kept"
     connection.send([b"a", body, b"z"])
     output = connection.take_output()
     assert any(part is body for part in output)
