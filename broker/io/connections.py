@@ -482,7 +482,7 @@ class Connections:
             unread = {
                 one: one.unsent_bytes
                 for one in self._connections.values()
-                if one.waits_to_write and now - one.sent_at >= STALLED and (over or one.share == connection.share)
+                if one.waits_to_write and (over or one.share == connection.share) and one.has_stalled(now, STALLED)
             }
             if len(unread) < 2:
                 return
@@ -533,7 +533,7 @@ class Connections:
                 unsent.popleft()
         waits = bool(unsent)
         if waits and (connection.unsent_bytes < before or not connection.waits_to_write):
-            connection.sent_at = time.monotonic()
+            connection.takes(time.monotonic())
         if waits is not connection.waits_to_write:
             connection.waits_to_write = waits
             self._watch_connection(connection)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket as stream
+import sys
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -36,6 +37,7 @@ class PeerConnection:
         "ending_at",
         "heard_at",
         "here",
+        "in_kernel",
         "ip",
         "key",
         "name",
@@ -84,6 +86,8 @@ class PeerConnection:
         self.waits_to_write = False
         self.sent_at = now
         """When it last took something of what waits for it, or that began to wait."""
+        self.in_kernel = 0
+        """The bytes that the system had for it then."""
         self.ending_at: float | None = None
         """When it is closed at the latest; None: it is not ending."""
         self._before: tuple[float, int] | None = None
@@ -101,6 +105,31 @@ class PeerConnection:
     def share(self) -> str:
         """Whose limits it counts for: its user's, or before that is known its IP address's."""
         return self.ip if self.user is None else self.user.name
+
+    def takes(self, now: float) -> None:
+        """Note that it takes something of what waits for it, or that this begins to wait."""
+        self.sent_at, self.in_kernel = now, self._unread()
+
+    def has_stalled(self, now: float, patience: float) -> bool:
+        """Return whether the peer has read nothing for `patience` seconds. The system reports that there is room only
+        when much was read, and that is of no use to a loop that stood still."""
+        if now - self.sent_at < patience:
+            return False
+        left = self._unread()
+        if not left or left < self.in_kernel:
+            self.sent_at, self.in_kernel = now, left
+            return False
+        return True
+
+    def _unread(self) -> int:
+        """Return the bytes that the system has for the peer; 1: it does not say how many."""
+        import fcntl  # rarely needed
+        import termios
+
+        try:
+            return int.from_bytes(fcntl.ioctl(self.descriptor, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+        except OSError:
+            return 1
 
     def goes_on(self, now: float, patience: float) -> bool:
         """Return whether the peer sent enough since the last call, `patience` seconds ago, to count as alive, be it an

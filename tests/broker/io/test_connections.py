@@ -434,6 +434,30 @@ def test_many_who_read_get_their_large_answers_at_once(tmp_path: Path) -> None:
         assert all(len(read(peer, size)) >= size for peer in peers)
 
 
+def test_who_reads_a_little_of_what_the_system_has_for_it_keeps_its_connection(tmp_path: Path) -> None:
+    """So do those that read while the broker stood still and wrote nothing more."""
+    size, asked = 1 << 20, queue.Queue[Request]()
+    broker = Broker(BrokerConfig(send_queue_bytes=size))
+    broker.integrate(b"large", lambda requests: [*map(asked.put, requests)])
+    broker.bind(f"ipc://{tmp_path}/socket")
+    with broker, ExitStack() as stack:
+        peers = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(4)]
+        for peer in peers:
+            peer.connect(f"{tmp_path}/socket")
+            peer.sendall(null() + message(b"MDPC02", b"\1", b"large", b"x"))
+        broker.reply([(asked.get(timeout=PATIENCE), [bytes(size)]) for _ in peers])
+        until(lambda: all(one.waits_to_write for one in held(broker)))
+        before, done = held(broker), threading.Event()
+        for peer in peers[:2]:
+            read(peer, 1 << 16)
+        for one in before:
+            one.sent_at -= connections.STALLED
+        broker.loop.call(broker._connections._make_room, before[0])
+        broker.loop.call(done.set)
+        assert done.wait(PATIENCE)
+        assert (held(broker)[:2], len(held(broker))) == (before[:2], 3)
+
+
 def test_what_is_queued_for_a_connection_that_ends_while_it_is_read_does_not_count(tmp_path: Path) -> None:
     paths = [f"{tmp_path}/greedy", f"{tmp_path}/modest"]
     known = access({}, {f"ipc://{path}": user(path) for path in paths})
