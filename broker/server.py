@@ -499,6 +499,7 @@ class Broker(CoreRunner[BrokerCore]):
             more = bool(output) and self._send(output, now)
         for connection, _ in self._connections.flush():
             core.lost(connection.peer, now)
+            self.loop.drain_again(self)  # what others get instead goes out at once
         for local in self._locals:
             if local.inbox:
                 local.flush()

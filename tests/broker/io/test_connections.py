@@ -7,6 +7,7 @@ import os
 import queue
 import selectors
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -300,6 +301,25 @@ def test_who_says_many_things_at_once_lets_the_others_speak(said: bytes) -> None
             broker.loop.turn()
         assert broker.core.stats["malformed"] <= 4 * connections.MAX_EVENTS
         assert broker._connections.receiving <= 4 * footprint([b""] * FRAMES * connections.MAX_EVENTS)
+
+
+def test_what_a_worker_could_not_be_sent_another_gets_at_once() -> None:
+    """Its connection breaks when it was read from, and before it is written to."""
+    broker = Broker()
+    with closing(broker.loop), ExitStack() as stack:
+        broker.bind("tcp://127.0.0.1:*")
+        peers = [stack.enter_context(connect(broker)) for _ in range(3)]
+        broker.integrate(b"cut", lambda _: peers[0].close())
+        peers[0].setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        for number, peer in enumerate(peers, 1):
+            peer.sendall(null() + (message(b"MDPW02", b"\1", b"echo") if number < 3 else b""))
+            while not held(broker)[number - 1 :] or broker.workers().get(b"echo", 0) < min(number, 2):
+                broker.loop.turn()
+        peers[2].sendall(message(b"MDPC02", b"\1", b"echo", b"x") + message(b"MDPC02", b"\1", b"cut", b"x"))
+        waits: float | None = None
+        while not broker.core.stats["redelivered"]:
+            waits = broker.loop.turn()
+        assert waits == 0.0 or not broker.core.take_output()
 
 
 def test_what_was_read_and_waits_for_its_turn_is_not_forgotten(broker: Broker) -> None:
