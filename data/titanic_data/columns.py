@@ -22,7 +22,6 @@ from titanic_data.tables import CLOSED, HISTORY, SCHEMA_VERSION, TEXT_COLUMNS, T
 _HEADER = np.dtype([(name, "V16" if code == "16s" else np.dtype(f"<{code}")) for name, code in CLOSED_LAYOUT])
 _DAY = 24 * 3600 * 1_000_000
 STATUSES = {Status.DONE: "ok", Status.FAILED: "failed", Status.EXPIRED: "expired", Status.CANCELLED: "cancelled"}
-_STATUS_NAMES = pa.array([STATUSES.get(Status(n)) if n in set(Status) else None for n in range(max(Status) + 1)])
 
 
 def closed_batch(bulk: ClosedBulk, columns: Sequence[str], histories: Mapping[int, str] = MappingProxyType({})) -> Any:
@@ -71,6 +70,10 @@ class _Closed:
         if CLOSED.schema.field(name).type != TIME:
             return pa.array(values.astype(np.int32))
         return pa.array(values.astype(np.int64), pa.int64(), mask=values == 0).cast(TIME)
+
+    def status_name(self) -> Any:
+        names = [STATUSES.get(Status(n)) if n in set(Status) else None for n in range(max(Status) + 1)]
+        return pa.array(names).take(pa.array(self.status))
 
     def date(self) -> Any:
         return pa.array((self.header["closed_at"] // _DAY).astype(np.int32), pa.int32()).cast(pa.date32())
@@ -139,7 +142,7 @@ class _Closed:
 _COLUMNS: dict[str, Callable[[_Closed], Any]] = {
     "seq": lambda rows: pa.array(np.arange(rows.first, rows.first + rows.count, dtype=np.int64)),
     "request_id": _Closed.uuid,
-    "status": lambda rows: _STATUS_NAMES.take(pa.array(rows.status)),
+    "status": _Closed.status_name,
     "request": lambda rows: rows.body("request"),
     "reply": lambda rows: rows.body("reply"),
     "unclaimed": lambda rows: pa.array(rows.header["kind"] >= UNCLAIMED),

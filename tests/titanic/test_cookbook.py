@@ -19,7 +19,6 @@ from unittest.mock import patch
 
 import httpx
 import pytest
-import sentry_sdk
 from support.waiting import until
 
 import titanic
@@ -94,6 +93,8 @@ def test_flask(server: Server) -> None:
 
 
 def test_sentry() -> None:
+    import sentry_sdk  # which takes a while, and each test process imports this module
+
     sent: list[dict[str, Any]] = []
     recipe = plain_block("Sentry")
     app = Tasks(name="shop")
