@@ -98,6 +98,8 @@ def of(error: TitanicError) -> HTTPProblem:
     status, type = next(((status, type) for kind, status, type in KINDS if isinstance(error, kind)), (500, ""))
     if isinstance(error.__cause__, EndpointError):  # it cannot connect: there are too many open files, for example
         status, type = 503, "refused"
+    if str(error).startswith("the request cannot be retried"):  # its state forbids it
+        status = 409
     if str(error).startswith("store full"):
         type = "store-full"
     return HTTPProblem(status, str(error), type=type, headers={"Retry-After": "5"} if status in (503, 504) else None)

@@ -364,6 +364,17 @@ def test_only_what_has_ended_badly_is_tried_again(http: httpx.Client) -> None:
     assert "waiting" in answer.json()["detail"]
 
 
+def test_one_that_another_with_its_unique_key_has_followed_is_in_conflict(http: httpx.Client, worker: Worker) -> None:
+    headers = {"Prefer": "wait=30", "Titanic-Unique": "order 7", "Titanic-Unique-For": "1000"}
+    first, _ = (http.post(SUBMIT, content=b"fail", headers=headers).json()["uuid"] for _ in range(2))
+    for answer in (
+        http.post(f"/v1/requests/{first}:retry"),
+        http.put(f"/v1/requests/{first}/body?retry=true", content=b"y"),
+    ):
+        assert (answer.status_code, answer.json()["type"]) == (409, "urn:titanic:problem:conflict")
+        assert "unique_for" in answer.json()["detail"]
+
+
 def test_what_waits_is_changed(http: httpx.Client, client: Client) -> None:
     uuid = http.post(SUBMIT, content=b"x", headers={"Titanic-Delay": "3600"}).json()["uuid"]
     path = f"/v1/requests/{uuid}"
