@@ -43,6 +43,7 @@ class Secured:
         (self.keys / "ghost.key_secret").unlink()
         self.url = ""
         self.server: Server
+        self.web: WebServer
         self._clients: list[httpx.Client] = []
 
     def lines_of(self, name: str, rights: str) -> str:
@@ -94,7 +95,7 @@ def secured(folder: Path, **more: Any) -> Iterator[Secured]:
     scene = Secured(folder)
     settings = config(folder, bind=("tcp://127.0.0.1:*",), access=scene.path, key=scene.key)
     with Server(settings) as server, WebServer(scene.settings(server, **more)) as web:
-        scene.url, scene.server = web.url, server
+        scene.url, scene.server, scene.web = web.url, server, web
         yield scene
         scene.close()
 

@@ -10,7 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import socket
 import ssl
+import sys
+from collections.abc import Callable
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -58,7 +62,7 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the timer for the first request; refuse the connection if there are too many."""
-        self._answers = JoiningTransport(transport, self.loop)
+        self._answers = JoiningTransport(transport, self.loop, self._await_reader)
         super().connection_made(self._answers)
         if len(self.connections) > self.most:
             transport.abort()
@@ -72,9 +76,9 @@ class GatewayProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the timers."""
         self._stop()
+        super().connection_lost(exc)
         if self._unread is not None:
             self._unread.cancel()
-        super().connection_lost(exc)
 
     def eof_received(self) -> None:
         """Flush answers before the connection is closed: the client will send nothing more."""
@@ -135,19 +139,21 @@ class GatewayProtocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """Start the timeout: the client does not read its answer."""
         super().pause_writing()
-        self._await_reader(math.inf)
+        self._await_reader()
 
     def resume_writing(self) -> None:
         """Cancel the timeout: the client reads again."""
-        if self._unread is not None:
+        if self._unread is not None and not self.transport.is_closing():
             self._unread.cancel()
             self._unread = None
         super().resume_writing()
 
-    def _await_reader(self, before: float) -> None:
-        """Disconnect a client that has read nothing since so many bytes were left of its answer; else check later."""
-        if (left := self._answers.get_write_buffer_size()) < before:
-            self._unread = self.loop.call_later(UNREAD, self._await_reader, left)
+    def _await_reader(self, before: float = -math.inf) -> None:
+        """Disconnect a client that has read nothing since it had taken so much; else check later."""
+        if (taken := self._answers.taken()) > before:
+            if self._unread is not None:
+                self._unread.cancel()
+            self._unread = self.loop.call_later(UNREAD, self._await_reader, taken)
         else:
             self.transport.abort()
 
@@ -184,8 +190,14 @@ SMALL = 16 << 10
 class JoiningTransport(asyncio.Transport):
     """A transport with the methods that uvicorn uses."""
 
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        loop: asyncio.AbstractEventLoop,
+        closes: Callable[[], object] = lambda: None,
+    ) -> None:
         super().__init__()
+        self._closes = closes
         self._transport = transport
         self._loop = loop
         self._held = b""
@@ -218,6 +230,7 @@ class JoiningTransport(asyncio.Transport):
         """Close the connection when all data is sent."""
         self.flush()
         self._transport.close()
+        self._closes()
 
     def abort(self) -> None:
         """Close the connection at once."""
@@ -228,9 +241,14 @@ class JoiningTransport(asyncio.Transport):
         """Return information about the connection."""
         return self._transport.get_extra_info(name, default)
 
-    def get_write_buffer_size(self) -> int:
-        """Return how many bytes the system has not taken yet."""
-        return self._transport.get_write_buffer_size()
+    def taken(self) -> int:
+        """Return a number that grows while the client reads. What is left to write may not change then: the system
+        holds megabytes, and below TLS is another buffer."""
+        left = self._transport.get_write_buffer_size()
+        with suppress(OSError, AttributeError):  # of a unix socket; a closed connection has none
+            info = self.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 128)
+            return int.from_bytes(info[120:128], sys.byteorder) or -left  # bytes acknowledged, since Linux 4.1
+        return -left
 
     def pause_reading(self) -> None:
         """Pause receiving."""

@@ -36,6 +36,9 @@ CANNOT_BIND = (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES, errno.EPERM,
 KEEP_ALIVE = 20
 """Seconds after which an idle connection is closed."""
 
+MOST_SENDING = 86400.0
+"""Seconds for what is left of an answer when a connection with TLS is closed, of a client that reads it."""
+
 
 class WebServer:
     """Serves HTTP until it is stopped. As a context manager it runs in a thread of its own, at `url`."""
@@ -205,9 +208,11 @@ class _Quiet(uvicorn.Server):
         self._app = app
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        loop, limit = asyncio.get_running_loop(), PATIENCE if self.config.ssl else None
-        for name in ("create_server", "create_unix_server"):  # uvicorn has no setting for it
-            setattr(loop, name, partial(getattr(loop, name), ssl_handshake_timeout=limit))
+        loop, limits = asyncio.get_running_loop(), {}
+        if self.config.ssl:
+            limits = {"ssl_handshake_timeout": PATIENCE, "ssl_shutdown_timeout": MOST_SENDING}
+        for name in ("create_server", "create_unix_server"):  # uvicorn has no settings for them
+            setattr(loop, name, partial(getattr(loop, name), **limits))
         await super().startup(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -6,7 +6,7 @@ import logging
 import socket
 import ssl
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -18,9 +18,9 @@ from support.web_secured import TOKENS, Secured, secured
 
 from broker import AccessError
 from titanic.errors import CallerError
-from titanic.web import serving
+from titanic.web import protocol, serving
 from titanic.web.auth.identity import Identity
-from titanic.web.protocol import Tls
+from titanic.web.protocol import GatewayProtocol, Tls
 from titanic.web.settings import WebSettings
 
 
@@ -135,6 +135,42 @@ def test_who_does_not_begin_is_sent_away(
             silent.sendall(begin)
             assert silent.recv(1) == b""
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_who_reads_slowly_gets_all_of_a_large_answer_and_who_reads_nothing_is_sent_away(
+    authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tls: bool
+) -> None:
+    monkeypatch.setattr(protocol, "UNREAD", 0.5)
+    with secured(tmp_path / "access", **files(authority, tmp_path) if tls else {}) as scene:
+        http = scene.program("alice")
+        uuid = http.post("/v1/services/large/requests", content=b"x").json()["uuid"]
+        lease = http.post("/v1/services/large:take?wait=10").headers["titanic-lease"]
+        assert http.post(f"/v1/leases/{lease}:done", content=bytes(30 << 20)).status_code == 204
+        where = urlsplit(scene.url)
+        head = f"Host: {where.netloc}\r\nAuthorization: {http.headers['authorization']}\r\nConnection: close"
+        connections: set[GatewayProtocol] = scene.web._server.server_state.connections  # type: ignore[assignment]
+        for periods in (4, 0):
+            before = connections.copy()
+            with ExitStack() as stack:
+                one = stack.enter_context(socket.socket())
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)
+                one.connect((where.hostname, where.port))
+                if tls:
+                    one = stack.enter_context(context(authority).wrap_socket(one, server_hostname=where.hostname))
+                one.sendall(f"GET /v1/requests/{uuid}/reply?wait=10 HTTP/1.1\r\n{head}\r\n\r\n".encode())
+                (peer,) = until(lambda before=before: [made for made in connections - before if made._unread])
+                read = 0
+                for _ in range(periods):
+                    timer, end = peer._unread, read + (128 << 10)
+                    while read < end:
+                        read += len(one.recv(16 << 10))
+                    until(lambda peer=peer, timer=timer: peer._unread is not timer or peer not in connections)
+                until(lambda peer=peer, periods=periods: periods or peer not in connections)
+                with suppress(ConnectionError, ssl.SSLError):
+                    while some := one.recv(1 << 20):
+                        read += len(some)
+                assert (read > 30 << 20) == (periods > 0)
 
 
 @pytest.mark.parametrize("fault", ["tls_certificate", "tls_key", "client_ca"])

@@ -5,14 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-import httpx
-import pytest
 from support.each import each
-from support.waiting import until
 
-from titanic.web import protocol
-from titanic.web.protocol import SMALL, GatewayProtocol, JoiningTransport
-from titanic.web.serving import WebServer
+from titanic.web.protocol import SMALL, JoiningTransport
 
 HEAD, BODY, LARGE = b"HTTP/1.1 200 OK\r\n\r\n", b"body", b"x" * SMALL
 
@@ -71,24 +66,6 @@ def writes(*parts: bytes) -> Callable[[JoiningTransport], None]:
 )
 def test_what_is_written(parts: tuple[bytes, ...], within: list[bytes], after: list[bytes]) -> None:
     assert in_a_turn(writes(*parts)) == (within, within + after)
-
-
-def test_who_reads_slowly_gets_all_of_a_large_answer(
-    gateway: WebServer, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(protocol, "UNREAD", 0.5)
-    uuid = http.post("/v1/services/large/requests", content=b"x").json()["uuid"]
-    lease = http.post("/v1/services/large:take?wait=10").headers["titanic-lease"]
-    assert http.post(f"/v1/leases/{lease}:done", content=bytes(30 << 20)).status_code == 204
-    with http.stream("GET", f"/v1/requests/{uuid}/reply?wait=10") as answer:
-        parts = answer.iter_raw(64 << 10)
-        connections: set[GatewayProtocol] = gateway._server.server_state.connections  # type: ignore[assignment]
-        (slow,) = until(lambda: [one for one in connections.copy() if one._unread is not None])
-        read = 0
-        while (timer := slow._unread) is not None and read < 20 << 20:
-            read += sum(len(next(parts)) for _ in range(160))
-            until(lambda timer=timer: slow._unread is not timer or slow.transport.is_closing())
-        assert read + sum(map(len, parts)) == 30 << 20
 
 
 def test_all_is_sent_before_it_closes() -> None:
