@@ -52,7 +52,8 @@ def test_what_only_one_message_has_is_declared() -> None:
 def test_a_copy_of_a_request_has_each_option_but_its_own() -> None:
     row: Any = dict.fromkeys(RequestInfo.__annotations__, 5) | {"submitted_at": 1}
     row["options"] = dict.fromkeys(Policy._fields, 5.0)
-    assert options_of(row).keys() == NAMES - OWN - {"at"}
+    assert options_of(row).keys() == NAMES - OWN - {"key", "key_for", "source", "at"}
+    assert set(Policy._fields) >= OWN
 
 
 def test_the_policy_has_options_of_a_request() -> None:

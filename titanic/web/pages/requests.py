@@ -252,8 +252,8 @@ async def close(request: Request) -> Response:
 
 # -- running it again -----------------------------------------------------------------------------------------------
 
-OWN = {"key", "key_for", "unique", "unique_until", "unique_for", "trace", "tracestate", "source", "digest"}
-"""Options of a request that a copy of it does not have: they are to tell requests apart."""
+OWN = {"unique", "unique_until", "unique_for", "trace", "tracestate", "digest"}
+"""Fields of Policy that a copy of a request does not have: they are to tell requests apart."""
 
 MAX_AGAIN = 1 << 20
 """Bytes of a body that can be submitted again from a page."""
