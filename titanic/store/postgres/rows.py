@@ -80,11 +80,6 @@ CLOSED_COLUMNS = {
 }
 """Those of `closed`, but `request` and `reply`."""
 
-DEFAULTS: dict[str, str] = {}
-"""Of columns of both tables that were added after format 1, the defaults, as in `{"tenant": "''"}`. Nodes of earlier
-versions write rows without them. The step in UPGRADES (schema.py) declares the same: `ADD tenant bytea NOT NULL DEFAULT
-''`. The columns of format 1 have none: a test compares tables that were upgraded with new ones."""
-
 _BINARY = {"smallint": "int2", "integer": "int4", "bigint": "int8", "boolean": "bool"}
 
 
@@ -95,8 +90,7 @@ def listed(columns: Iterable[str], table: str = "") -> str:
 
 def declared(columns: Mapping[str, str]) -> str:
     """Columns as CREATE TABLE has them."""
-    defaults = {name: f" DEFAULT {value}" for name, value in DEFAULTS.items()}
-    return ",\n".join(f"    {name:<15} {type_} NOT NULL{defaults.get(name, '')}" for name, type_ in columns.items())
+    return ",\n".join(f"    {name:<15} {type_} NOT NULL" for name, type_ in columns.items())
 
 
 def binary_types(columns: Mapping[str, str]) -> str:

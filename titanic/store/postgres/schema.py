@@ -35,9 +35,6 @@ and they are refused at their next renewal. So nodes can be replaced by those of
 Stores from before the first release have `meta.format` instead of `meta.store_format`: they are refused.
 """
 
-OLDEST = 2
-"""Of nodes that can go on with tables as this version makes them."""
-
 SERVED = f"EXISTS (SELECT FROM titanic.meta WHERE {FORMAT} BETWEEN oldest AND store_format)"
 """Of a statement: this version may touch the store."""
 
@@ -79,6 +76,39 @@ COMMENT ON TABLE titanic.facts IS 'What the servers remember of their work; the 
 """
 
 _RANDOM = "decode(replace(gen_random_uuid()::text || gen_random_uuid()::text, '-', ''), 'hex')"
+
+
+class Upgrade(NamedTuple):
+    """`text` makes the tables of a format those of the next one. `oldest`: nodes that know this format, or a later one,
+    can go on with them. A column with a default does no harm to nodes that do not know it. But they would not count the
+    bytes of a field of requests: in `request` and `closed`, only rows that are there get a default (`ADD tenant bytea
+    NOT NULL DEFAULT ''; … ALTER tenant DROP DEFAULT`), and `oldest` is the new format. What else would do harm, gets
+    another name: until its next renewal a node goes on as it did, and its statements must fail."""
+
+    text: str
+    oldest: int
+
+
+UPGRADES = {
+    1: Upgrade(
+        "ALTER TABLE titanic.reply ADD until bigint NOT NULL DEFAULT 0;"
+        f" DROP INDEX titanic.reply_replied, titanic.reply_dead; {_UNTIL}",
+        oldest=2,  # earlier nodes would read all replies to find those to close
+    ),
+    2: Upgrade(
+        f"ALTER TABLE titanic.meta ADD delivery_key bytea NOT NULL DEFAULT {_RANDOM};"
+        " ALTER TABLE titanic.node ADD abandoned boolean NOT NULL DEFAULT false;"
+        f" ALTER TABLE titanic.ready ADD kept boolean NOT NULL DEFAULT false; {_ABOUT_KEPT}",
+        oldest=2,
+    ),
+    3: Upgrade(_FACTS, oldest=2),
+    # Of what ends at an earlier node, the body stays as long as the request.
+    4: Upgrade(f"ALTER TABLE titanic.reply ADD body_until bigint NOT NULL DEFAULT 0; {_BODIES}", oldest=2),
+}
+"""By the format that they begin with."""
+
+OLDEST = max(step.oldest for step in UPGRADES.values())
+"""Of nodes that can go on with tables as this version makes them."""
 
 TABLES = f"""
 CREATE SCHEMA titanic;
@@ -274,35 +304,6 @@ COMMENT ON TABLE titanic.service_limit IS 'What holds for a service at all nodes
 {_ABOUT_KEPT}
 INSERT INTO titanic.meta (store_format, oldest, capacity) VALUES ({FORMAT}, {OLDEST}, {DEFAULT_CAPACITY});
 """
-
-
-class Upgrade(NamedTuple):
-    """`text` makes the tables of a format those of the next one. `oldest`: nodes that know this format, or a later one,
-    can go on with them. A column with a default does no harm to nodes that do not know it; one of `request` or `closed`
-    has its default in `DEFAULTS` (rows.py), too. What would do harm, gets another name: until its next renewal a node
-    goes on as it did, and its statements must fail."""
-
-    text: str
-    oldest: int
-
-
-UPGRADES = {
-    1: Upgrade(
-        "ALTER TABLE titanic.reply ADD until bigint NOT NULL DEFAULT 0;"
-        f" DROP INDEX titanic.reply_replied, titanic.reply_dead; {_UNTIL}",
-        oldest=2,  # earlier nodes would read all replies to find those to close
-    ),
-    2: Upgrade(
-        f"ALTER TABLE titanic.meta ADD delivery_key bytea NOT NULL DEFAULT {_RANDOM};"
-        " ALTER TABLE titanic.node ADD abandoned boolean NOT NULL DEFAULT false;"
-        f" ALTER TABLE titanic.ready ADD kept boolean NOT NULL DEFAULT false; {_ABOUT_KEPT}",
-        oldest=2,
-    ),
-    3: Upgrade(_FACTS, oldest=2),
-    # Of what ends at an earlier node, the body stays as long as the request.
-    4: Upgrade(f"ALTER TABLE titanic.reply ADD body_until bigint NOT NULL DEFAULT 0; {_BODIES}", oldest=2),
-}
-"""By the format that they begin with."""
 
 
 def prepare(connection: Connection, place: str) -> bool:
