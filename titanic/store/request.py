@@ -82,10 +82,9 @@ _texts: Values = attrgetter(*TEXTS)
 HEAD_SIZE, FRAME_SIZE, KEY_SIZE = 44, 4, 18
 """Bytes that a store adds to a request, to each frame of its body, and to the row of its key.
 
-HEAD_SIZE is the header of a request's record in LMDB (a test compares them). If that grows, PostgreSQL and the engine
-in memory count more for each request, too: also for those that are stored, which were counted with the former number.
-So `_upgrade` (postgres/schema.py) then recounts `load` and `usage`, after the steps (RECOUNT is made of the present
-fields), and OLDEST and the step's `oldest` rise: a node of an earlier version would take off the former number.
+HEAD_SIZE is the header of a request's record in LMDB (a test compares them). If that grows, PostgreSQL must count more
+for requests that are stored, too: the step (UPGRADES in postgres/schema.py) adds as much to `used` for each of the
+`requests` in `usage`, and `_upgrade` executes RECOUNT after all steps.
 """
 
 
