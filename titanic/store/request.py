@@ -275,37 +275,33 @@ class ClosedRequest(ClosedFields, kw_only=True):
     reply_left_out: bool
 
 
-def pack_closed(one: ClosedRequest, request_frames: int, reply_frames: int) -> bytes:
-    """Its record in CLOSED_LAYOUT, with the checksum that it would have on a disk; so many frames there were, also if
-    they were left out."""
-    error = one.error.encode()
-    texts = [error if name == "error" else getattr(one, name) for name in CLOSED_TEXTS]
-    rest = _REST.pack(
-        one.submitted_at,
-        one.dispatched_at,
-        one.replied_at,
-        one.closed_at,
-        one.uuid,
-        request_frames,
-        one.request_bytes + 4 * request_frames,
-        reply_frames,
-        one.reply_bytes + 4 * reply_frames,
-        _LEFT_OUT if one.request_left_out else _HERE,
-        _LEFT_OUT if one.reply_left_out else _HERE,
-        one.priority,
-        *map(len, texts),
-    )
-    texts.insert(0, rest)
-    for frame in (*one.request, *one.reply):
-        texts += (_LENGTH.pack(len(frame)), frame)
-    body = b"".join(texts)
+def encode_closed(
+    sequence: int, one: ClosedFields, error: bytes, sizes: Sequence[int], frames: Iterable[bytes | memoryview]
+) -> bytes:
+    """A record in CLOSED_LAYOUT, with its checksum. `sizes`: its fields from `request_frames` to `reply_where`."""
+    texts = (*lasting_texts(one), error)
+    times = one.submitted_at, one.dispatched_at, one.replied_at, one.closed_at
+    header = _REST.pack(*times, one.uuid, *sizes, one.priority, *map(len, texts))
+    body = b"".join((header, *texts, *frames))
     kind = int(one.status) | (UNCLAIMED if one.unclaimed else 0)
     prefix = _PREFIX.pack(CLOSED_FORMAT, kind, min(one.attempts, 0xFFFF))
-    return prefix + _CRC.pack(crc32(body, crc32(prefix, crc32(_NUMBER.pack(one.sequence))))) + body
+    return prefix + _CRC.pack(crc32(body, crc32(prefix, crc32(_NUMBER.pack(sequence))))) + body
+
+
+def pack_closed(one: ClosedRequest, request_frames: int, reply_frames: int) -> bytes:
+    """Its record, as it would be on a disk; so many frames there were, also if they were left out."""
+    sizes = (
+        *(request_frames, one.request_bytes + 4 * request_frames),
+        *(reply_frames, one.reply_bytes + 4 * reply_frames),
+        *(_LEFT_OUT if left_out else _HERE for left_out in (one.request_left_out, one.reply_left_out)),
+    )
+    frames = (part for frame in (*one.request, *one.reply) for part in (_LENGTH.pack(len(frame)), frame))
+    return encode_closed(one.sequence, one, one.error.encode(), sizes, frames)
 
 
 def _unpack_closed(number: int, data: bytes, at: int) -> ClosedRequest:
-    """A record with at most one frame of the request and one of the reply, at a place in the data."""
+    """A record with at most one frame of the request and one of the reply, at a place in the data. Those on a disk may
+    be damaged, have other formats and blobs: lmdb/closed_record.py decodes them."""
     fields = dict(zip(_CLOSED_NAMES, _CLOSED_HEADER.unpack_from(data, at), strict=True))
     at += _CLOSED_HEADER.size
     for name in CLOSED_TEXTS:

@@ -43,7 +43,7 @@ NOW = 1_795_258_520_106_479
 RELEASED = range(1, POSTGRES_FORMAT + 1)
 """Of the packed stores: each time one of both engines has another format, there is one more."""
 UNRELEASED = range(1, 7)
-LAYOUTS = {1: "8492515bb17478ed", 2: "e26a574ca608270c", 3: "fd32e7dcf7eb9f51", 4: "47086f421126837f"}
+LAYOUTS = {1: "8492515bb17478ed", 2: "e26a574ca608270c", 3: "fd32e7dcf7eb9f51", 4: "0cb6de6848e31ca5"}
 """The digest of the layout of each format."""
 
 _CATALOG = """

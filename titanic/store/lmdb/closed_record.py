@@ -43,19 +43,18 @@ from titanic.store.lmdb.record import (
     header_reader,
     read_frames,
     refuse_blob,
-    seal,
     unpack_ref,
     verify,
 )
 from titanic.store.lmdb.schema import closed_key
 from titanic.store.request import (
-    CLOSED_FORMAT,
     CLOSED_LAYOUT,
     CLOSED_LAYOUTS,
     LASTING_TEXTS,
     UNCLAIMED,
     ClosedFields,
     ClosedRequest,
+    encode_closed,
     lasting_texts,
     lasting_values,
 )
@@ -72,8 +71,6 @@ def fields(*names: str) -> struct.Struct:
 
 _HEADER = fields(*dict(CLOSED_LAYOUT))
 _PARTS = fields("request_where", "reply_where", "request_size", "reply_size")
-_PREFIX = struct.Struct("<BBH")
-_REST = struct.Struct("<" + "".join(code for _, code in CLOSED_LAYOUT[4:]))
 _STATUS = {int(status): status for status in Status}
 
 
@@ -130,26 +127,9 @@ class ClosedRecord(ClosedFields, kw_only=True):  # which mypyc ignores: so each 
 
 def encode(sequence: int, closed: ClosedRecord) -> bytes:
     """The record."""
-    texts = (*lasting_texts(closed), shortened(closed.error))
-    request, reply = closed.request, closed.reply
-    kind = int(closed.status) | (UNCLAIMED if closed.unclaimed else 0)
-    rest = _REST.pack(
-        closed.submitted_at,
-        closed.dispatched_at,
-        closed.replied_at,
-        closed.closed_at,
-        closed.uuid,
-        request.frames,
-        request.size,
-        reply.frames,
-        reply.size,
-        request.where,
-        reply.where,
-        closed.priority,
-        *map(len, texts),
-    )
-    prefix = _PREFIX.pack(CLOSED_FORMAT, kind, min(closed.attempts, 0xFFFF))
-    return seal(closed_key(sequence), prefix, b"".join((rest, *texts, request.data, reply.data)))
+    a, b = closed.request, closed.reply
+    sizes = a.frames, a.size, b.frames, b.size, a.where, b.where
+    return encode_closed(sequence, closed, shortened(closed.error), sizes, (a.data, b.data))
 
 
 def size(closed: ClosedRecord) -> int:
