@@ -32,7 +32,9 @@ Count = Annotated[int, "integer"]
 
 
 class LastingFields(Struct):
-    """What is known of a request as long as it is known: from its acceptance until it leaves the closed requests."""
+    """What is known of a request as long as it is known: from its acceptance until it leaves the closed requests.
+
+    Further fields are texts, behind the others: the formats of closed records follow from them (CLOSED_LAYOUTS)."""
 
     uuid: Id = bytes(SIZE)
     submitted_at: Time = 0
@@ -221,17 +223,19 @@ class ClosedLayout(NamedTuple):
         return cls(fields, texts, struct.Struct("<" + "".join(code for _, code in fields)))
 
 
-CLOSED_FORMAT = 0x81
-"""In `format`, of the records that are written: 128 + 1."""
+_FIRST_TEXTS = 4
+"""Of the first format; each further one has one more."""
 
-CLOSED_LAYOUTS = {CLOSED_FORMAT: ClosedLayout.of(*LASTING_TEXTS, "error")}
-"""By format: records are never rewritten, so each format is read for ever.
-
-When `LastingFields` gets another text, CLOSED_FORMAT becomes the next number, and the present entry keeps what it has:
-`0x81: ClosedLayout.of("service", "key", "owner", "source", "error")`. The text is empty in records that lack it. It
-cannot get a number: `_FIXED` is the same in all formats. Programs that read many records at a time (ClosedBulk, the
-archive) get all of them in the layout of CLOSED_FORMAT.
+CLOSED_LAYOUTS = {
+    0x81 + more: ClosedLayout.of(*LASTING_TEXTS[: _FIRST_TEXTS + more], "error")
+    for more in range(len(LASTING_TEXTS) - _FIRST_TEXTS + 1)
+}
+"""By format: records are never rewritten, so each format is read for ever. A text is empty in records that lack it.
+Programs that read many records at a time (ClosedBulk, the archive) get all of them in the layout of CLOSED_FORMAT.
 """
+
+CLOSED_FORMAT = max(CLOSED_LAYOUTS)
+"""In `format`, of the records that are written."""
 
 CLOSED_LAYOUT, CLOSED_TEXTS, _CLOSED_HEADER = CLOSED_LAYOUTS[CLOSED_FORMAT]
 
