@@ -274,10 +274,10 @@ _COLUMNS = {
     "closed": f"{listed(CLOSED_COLUMNS)}, request, reply",
     "facts": "key, value",
 }
-_COUNT_LOADS = f"""
+_INSERT_LOADS = f"""
     INSERT INTO titanic.load (kind, name, shard, waiting, bytes, ready)
     SELECT kind, name, 0, waiting, bytes, ready FROM ({LOADS}) one"""
-_COUNT_USAGE = f"""
+_INSERT_USAGE = f"""
     INSERT INTO titanic.usage (shard, requests, waiting, delayed, replies, used)
     SELECT 0, one['requests']::bigint, one['waiting']::bigint, one['delayed']::bigint, one['replies']::bigint,
         one['used']::bigint
@@ -431,9 +431,9 @@ class PostgresImport:
         with translated(self.place), self._connection.transaction():
             # Counting and checking need the table's right name. No other transaction sees the change.
             self._rename(UNFINISHED, META)
-            self._connection.execute(_COUNT_LOADS)
+            self._connection.execute(_INSERT_LOADS)
             self._connection.execute("DELETE FROM titanic.usage")
-            (used,) = self._row(_COUNT_USAGE)
+            (used,) = self._row(_INSERT_USAGE)
             if divide(self._capacity).accept < used:  # the other engine counts other bytes
                 self._connection.execute(f"UPDATE {META} SET capacity = %s", (used + used // 4,))
             found = check_all(self._fetch, lambda table, done, total: progress(f"checking {table}", done, total))
