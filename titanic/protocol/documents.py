@@ -88,10 +88,7 @@ class ClosedStep(TypedDict):
     took: float | None
 
 
-SUBMITTER_FIELDS = {
-    "owner": "The user that submitted it.",
-    "source": "The IP address that it was submitted from.",
-}
+SUBMITTER_FIELDS = ("owner", "source")
 """Texts from the submitter or about it, by their names in RequestInfo; each is absent when it is empty."""
 
 
@@ -130,8 +127,8 @@ class RequestInfo(TypedDict):
     trace: NotRequired[str]
     """The `traceparent` that it was submitted with. This and what follows is absent when it was not given."""
     tracestate: NotRequired[str]
-    owner: NotRequired[Annotated[str, SUBMITTER_FIELDS["owner"]]]
-    source: NotRequired[Annotated[str, SUBMITTER_FIELDS["source"]]]
+    owner: NotRequired[Annotated[str, "The user that submitted it."]]
+    source: NotRequired[Annotated[str, "The IP address that it was submitted from."]]
     type: NotRequired[Annotated[str, "The content type of its body."]]
     digest: NotRequired[str]
     """A hash by which its submitter recognizes it."""

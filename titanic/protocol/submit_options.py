@@ -124,13 +124,6 @@ def encode(options: dict[str, Any]) -> str:
         return json.dumps({name: _plain(name, value) for name, value in options.items()})
 
 
-TEXT_OPTIONS = (
-    *("key", "keys", "service", "state", "trace", "traces", "tracestate", "type", "digest", "source"),
-    *("unique", "unique_until", "on_failed", "on_limit"),
-)
-"""Options that are text. A test compares them with `messages.Submit`, which clients do not load."""
-
-
 def _plain(name: str, value: Any) -> Any:
     if name == "at" and isinstance(value, datetime):
         return epoch(name, value)
@@ -196,6 +189,8 @@ class Policy(NamedTuple):
 
 _KEPT = [name for name, default in Policy._field_defaults.items() if isinstance(default, str)]
 _SPANS = [name for name in Policy._fields if name not in _KEPT]
+TEXT_OPTIONS = ("key", "keys", "service", "source", "state", "traces", *_KEPT)
+"""Options that are text. A test compares them with `messages.Submit`, which clients do not load."""
 
 
 @lru_cache(maxsize=1024)
