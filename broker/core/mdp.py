@@ -364,13 +364,13 @@ KEEPER = b"titanic:keeper="
 """Begins the word in READY by which a worker that keeps its requests is known again: random, and the same on each of
 its connections. It needs SLOTS; a broker that knows HELD knows it."""
 
+MAX_KEEPER = 64
+"""Bytes of that word."""
+
 NAMES_ENDED = b"titanic:ended"
 ENDED = NAMES_ENDED + b"="
 """Begins the word in READY that names, by its client frame, a request to which the worker has sent the reply not long
 ago: if the broker has not stored it, it sends the request with this frame again. It needs KEEPER."""
-
-MAX_KEEPER = 64
-"""Bytes of that word."""
 
 KNOWN_WORDS = (
     EXTENSION,

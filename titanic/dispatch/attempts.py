@@ -205,8 +205,8 @@ def _with_defaults(own_first: float, own_most: float, first: float, most: float)
 
 
 def _unready_delay(waited: float, flight: Flight, config: ServerConfig) -> float:
-    """Seconds, before jitter, until a request is sent again for which no worker was ready: as long as it has waited for
-    one so far: each delay is twice the one before."""
+    """Seconds, before jitter, until a request for which no worker was ready is sent again: as long as it has waited for
+    one so far, so each delay is twice the one before."""
     first, most = _retry_bounds(flight, config)
     return min(most, max(first, waited, LEAST_PAUSE))
 

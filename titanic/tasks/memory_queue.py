@@ -1,9 +1,9 @@
 """A queue in memory, for tests of tasks: the dispatcher's own core decides, with the store in memory, the test's thread
 as its only worker, and a clock that is moved.
 
-It does what a server does with options, keys, priorities, delays, times to live, back-offs and the ways in which a task
-says how it ended. It has no limits of room, deletes by their age only replies with a `keep`, and interrupts no task at
-its `limit`.
+Options, keys, priorities, delays, times to live, back-off and the outcomes of tasks have the effects that they have
+with a server. But room has no limits, only replies with a `keep` are deleted for their age, and no task is interrupted
+at its `limit`.
 """
 
 from __future__ import annotations

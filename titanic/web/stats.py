@@ -95,8 +95,8 @@ class StatsPoller:
         """The last visitor with permission: the background task polls with this visitor's key."""
 
     async def sample_of(self, visitor: Visitor, service: str) -> StatsSample:
-        """Return a sample in which this service is named. If the server does not know it, it is missing, or, beside
-        more services than a sample names, has zeros. Raises what `sample` raises."""
+        """Return a sample that has this service, too: `sample` names only the largest. A service that the server does
+        not know is missing, or has zeros. Raises what `sample` raises."""
         sample = await self.sample(visitor)
         if "other" not in sample.stats or service in sample.stats.get("by_service", {}):
             return sample

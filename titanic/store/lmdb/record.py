@@ -14,12 +14,13 @@ sum so that a whole, valid record under the wrong key is noticed too.
 Frames follow each other as a u32 length and the bytes: the *body* of a record. When the record with its body would
 not fit into a row (schema.INLINE), a reference to a *blob* replaces the body.
 
-Each kind counts its formats by itself. All of them have format 1 so far: FORMAT_1, of closed requests CLOSED_FORMAT
-(store/request.py). Records from before the first release begin with a smaller byte.
+Each kind counts its formats by itself: requests, outcomes and retries have FORMAT_1 only, closed requests those in
+CLOSED_LAYOUTS (store/request.py). Records from before the first release begin with a smaller byte.
 
 To change a record: give it the next format number, keep the decoder of the old one, and write only the new.
 Records are never rewritten, so both will be found in a store until the old requests are closed. Only a change
-of the keys, or of what a database means, takes a new store format (`schema.FORMAT`).
+of the keys, or of what a database means, takes a new store format (`schema.FORMAT`). A text more of a request needs
+another store format instead of another record format: LAYOUT (request_record.py).
 
 Some readers take fields from a request's record without decoding it, at the places of the only format. With a second
 format each must ask for the format first: where the header is longer, the service's name moves, and they answer wrongly
@@ -64,7 +65,7 @@ from titanic.errors import RecordCorrupt
 from titanic.store.lmdb.schema import NODE_MAX, PAGE, odd_row
 
 FORMAT_1 = 0x81
-"""First byte of a record."""
+"""First byte of a record of its kind's first format."""
 
 PREFIX = 4
 """Bytes of a record before its checksum."""
