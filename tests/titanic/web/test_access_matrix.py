@@ -222,7 +222,7 @@ def moved(scene: Scene, user: str, owner: str, action: str) -> str:
 def fetched(scene: Scene, user: str, owner: str, action: str) -> str:
     """What is the same whoever it is of. Behind a comma the action says how a user comes to the permission."""
     path = CALLS[action.partition(",")[0]].removeprefix("GET ")
-    return status(scene.program(user).get(path))
+    return status(scene.program(user).get(path.replace("{service}", DONE)))
 
 
 def worked(scene: Scene, user: str, owner: str, action: str) -> str:

@@ -21,7 +21,7 @@ from starlette.routing import Route
 from titanic.aio import Client
 from titanic.errors import TitanicError
 from titanic.facts.service_health import HOUR, LATELY, RECENTLY, SLOWER, RunTimes, run_times, slow_services
-from titanic.protocol.documents import FactsInfo, LimitValues, RequestInfo, ServiceFacts
+from titanic.protocol.documents import FactsInfo, LimitValues, RequestInfo, ServiceFacts, ServiceStats
 from titanic.schedules.scheduler import PAUSED
 from titanic.util.text import limit_source, limit_value
 from titanic.util.units import READ_LIMIT
@@ -125,9 +125,8 @@ class ServiceRow:
         return self.waiting > 0 and self.workers == 0 and not self.paused
 
 
-FIGURES = tuple(
-    one.name for one in fields(ServiceRow) if one.name not in ("name", "workers", "limits", "limits_set", "times")
-)
+_OTHERWISE = {"workers", "limits", "limits_set"}
+FIGURES = {one.name for one in fields(ServiceRow)} & ServiceStats.__annotations__.keys() - _OTHERWISE
 """The fields that are as the server sends them."""
 
 

@@ -15,7 +15,6 @@ from support.each import each
 from titanic import Client
 from titanic.web.api import openapi
 from titanic.web.api.routes import PATHS, ROUTES
-from titanic.web.pages.services import FIGURES
 from titanic.web.problems import TITLES
 
 METHODS = {"get", "post", "put", "delete", "patch"}
@@ -49,10 +48,6 @@ def test_counts_have_a_minimum_however_deep_they_stand(http: httpx.Client) -> No
     usual = schemas["UsualTimes"]
     assert usual["properties"]["attempts"] == schemas["ServiceHistory"]["properties"]["failed"]
     assert sorted(usual["required"]) == ["attempts", "run", "wait"]
-
-
-def test_a_service_has_the_figures_of_its_page() -> None:
-    assert set(FIGURES) <= set(openapi.ServiceNumbers.__annotations__)
 
 
 def test_each_path_finds_its_own_route() -> None:
