@@ -13,7 +13,7 @@ from titanic.store.lmdb.closed_record import ClosedRecord, Part, Where
 from titanic.store.lmdb.outcome_record import RetryRecord
 from titanic.store.lmdb.record import blob_key, blob_rows, join_frames, refer, seal, unpack_ref
 from titanic.store.lmdb.schema import INLINE
-from titanic.store.request import COLUMNS, LASTING
+from titanic.store.request import CLOSED_FORMAT, COLUMNS, LASTING
 
 UUID = bytes(range(16))
 U64 = st.integers(0, 2**64 - 1)
@@ -146,7 +146,7 @@ def test_a_life_comes_back(life, request_frames, reply_frames, one_away, other_a
     assert (found.request, found.reply) == (request_frames, reply_frames)
     assert found.request_bytes == sum(map(len, request_frames))
     assert (found.unclaimed, found.priority, found.owner) == (life.unclaimed, life.priority, life.owner)
-    assert record[0] == 0x81
+    assert record[0] == CLOSED_FORMAT
     assert not found.request_left_out
     assert not found.reply_left_out
 
