@@ -95,8 +95,8 @@ class StatsPoller:
         """The last visitor with permission: the background task polls with this visitor's key."""
 
     async def sample_of(self, visitor: Visitor, service: str) -> StatsSample:
-        """Return a sample that has this service, too: `sample` names only the largest. A service that the server does
-        not know is missing, or has zeros. Raises what `sample` raises."""
+        """Return a sample that has this service, too. A service that the server does not know is missing, or has zeros.
+        Raises what `sample` raises."""
         sample = await self.sample(visitor)
         if "other" not in sample.stats or service in sample.stats.get("by_service", {}):
             return sample
@@ -104,7 +104,8 @@ class StatsPoller:
         return replace(sample, stats=stats, workers=_workers(stats))
 
     async def sample(self, visitor: Visitor) -> StatsSample:
-        """Return a sample that is at most two seconds old. Raises what `Client.stats` raises, such as Forbidden."""
+        """Return a sample, at most two seconds old, of the largest services. Raises what `Client.stats` raises, such as
+        Forbidden."""
         self._requested_at = time.monotonic()
         async with self._polling:
             now = time.monotonic()
