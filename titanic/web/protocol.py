@@ -84,6 +84,7 @@ class GatewayProtocol(HttpToolsProtocol):
         """Flush answers before the connection is closed: the client will send nothing more."""
         self._answers.flush()
         super().eof_received()
+        self._await_reader()
 
     def data_received(self, data: bytes) -> None:
         """Receive a part of a request."""

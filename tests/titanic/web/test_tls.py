@@ -141,16 +141,16 @@ def test_who_does_not_begin_is_sent_away(
 def test_who_reads_slowly_gets_all_of_a_large_answer_and_who_reads_nothing_is_sent_away(
     authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tls: bool
 ) -> None:
-    monkeypatch.setattr(protocol, "UNREAD", 0.5)
+    monkeypatch.setattr(protocol, "UNREAD", 1.0)
     with secured(tmp_path / "access", **files(authority, tmp_path) if tls else {}) as scene:
         http = scene.program("alice")
         uuid = http.post("/v1/services/large/requests", content=b"x").json()["uuid"]
         lease = http.post("/v1/services/large:take?wait=10").headers["titanic-lease"]
         assert http.post(f"/v1/leases/{lease}:done", content=bytes(30 << 20)).status_code == 204
         where = urlsplit(scene.url)
-        head = f"Host: {where.netloc}\r\nAuthorization: {http.headers['authorization']}\r\nConnection: close"
+        head = f"Host: {where.netloc}\r\nAuthorization: {http.headers['authorization']}\r\nConnection: "
         connections: set[GatewayProtocol] = scene.web._server.server_state.connections  # type: ignore[assignment]
-        for periods in (4, 0):
+        for periods, option in ((3, "close"), (0, "close"), (0, "keep-alive")):
             before = connections.copy()
             with ExitStack() as stack:
                 one = stack.enter_context(socket.socket())
@@ -158,8 +158,14 @@ def test_who_reads_slowly_gets_all_of_a_large_answer_and_who_reads_nothing_is_se
                 one.connect((where.hostname, where.port))
                 if tls:
                     one = stack.enter_context(context(authority).wrap_socket(one, server_hostname=where.hostname))
-                one.sendall(f"GET /v1/requests/{uuid}/reply?wait=10 HTTP/1.1\r\n{head}\r\n\r\n".encode())
-                (peer,) = until(lambda before=before: [made for made in connections - before if made._unread])
+                (peer,) = until(lambda before=before: connections - before)
+                one.sendall(f"GET /v1/requests/{uuid}/reply?wait=10 HTTP/1.1\r\n{head}{option}\r\n\r\n".encode())
+                if isinstance(one, ssl.SSLSocket) and option == "keep-alive":
+                    assert one.recv(1)
+                    one.setblocking(False)
+                    with suppress(OSError):
+                        one.unwrap()
+                until(lambda peer=peer: peer._unread)
                 read = 0
                 for _ in range(periods):
                     timer, end = peer._unread, read + (128 << 10)
