@@ -100,6 +100,8 @@ class Array:
                 self._depth += 1
             elif self._depth:
                 self._depth -= mark in b"]}"
+            elif mark == b"}":
+                raise HTTPProblem(400, "the body is not a JSON array: a } is between its items; send one, or NDJSON")
             else:
                 yield from self._take(mark)
         if self._ended and self._buffer.strip(BLANK):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.each import each
 
@@ -45,6 +45,7 @@ def test_items_are_found_wherever_the_body_is_cut(
     assert [json.loads(item) for item in cut(Lines(), f"\n{lines}".encode(), size)] == values
 
 
+@example("[1}1]", 1)
 @settings(max_examples=60, deadline=None)
 @given(st.text('[]{},"\\ 1', max_size=12), st.integers(1, 5))
 def test_what_is_no_array_is_refused(text: str, size: int) -> None:
