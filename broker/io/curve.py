@@ -117,7 +117,6 @@ class Handshake:
         """Why the server refuses the key, once that is certain."""
         context: zmq.Context[Socket] = zmq.Context.instance()
         self._socket = context.socket(zmq.DEALER)
-        self._socket.linger = 0
         try:
             if curve is not None:
                 curve.apply(self._socket)

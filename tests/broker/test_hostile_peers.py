@@ -21,6 +21,7 @@ from support.waiting import until
 from broker import Broker, BrokerConfig, Client, Pipeline, RemoteError, Worker
 from broker.config import MIN_MESSAGE
 from broker.core.broker import BrokerCore
+from broker.core.mdp import MAX_STACK
 from broker.io.sockets import MOST_FRAMES
 from broker.zmtp.frames import HEAD
 
@@ -172,6 +173,7 @@ def test_a_reply_that_is_too_large_is_an_error(broker: Broker, dealer: zmq.Socke
         [b"MDPC02", b"\2", b"echo", b"x"],
         [b"MDPW02", b"\4", b"token", b"", b"x"],
         [b"x"] * HEAD,
+        [*[b""] * (MAX_STACK + 1), b"MDPC01", b"echo", b"x"],
         [],
     ],
 )

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from support.broker_invariants import check, check_empty
 from support.transcript import Transcript
 
-from broker.access.authorization import Guard
-from broker.access.users import Access, Permission, User
+from broker.access.authorization import Guard, Review
+from broker.access.users import NOBODY, Access, Permission, User
 from broker.config import BrokerConfig
 from broker.core.broker import BrokerCore
 from broker.core.mdp import MAX_SLOTS
@@ -294,6 +294,18 @@ def test_the_same_name_of_another_user() -> None:
     play.core.receive("back", [b"MDPW02", b"\4", token, b"", b"done"], play.now, one)
     play.collect()
     assert play.answers() == {b"1": b"done"}
+
+
+def test_whose_client_is_revoked_meanwhile_nobody_gets(play: Play, two: dict[bytes, bytes]) -> None:
+    play.core.guard = Guard(Access(), {}, play.core.stats)
+    for gone in ("another", QUEUE):
+        assert len(play.core.missing) == 2
+        play.core.revoke(Review(play.core.guard, {gone: NOBODY}.get), play.now)
+        play.collect()
+    assert play.answers() == {b"1": b"499", b"2": b"499"}
+    play.ready("back", b"k", *two.values())
+    assert play.cancelled("back") == [*two.values()]
+    assert play.given("back") == {}
 
 
 def test_more_than_it_has_slots_or_the_same_twice(play: Play, two: dict[bytes, bytes]) -> None:

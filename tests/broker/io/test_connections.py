@@ -83,6 +83,15 @@ def test_where_it_listens(endpoint: str) -> None:
         assert client.call("echo", b"x") == [b"x"]
 
 
+def test_who_listens_in_the_place_of_another_keeps_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    old, new = (ListeningSocket(f"ipc://{path}") for _ in range(2))
+    old.close()
+    assert path.exists()
+    new.close()
+    assert not path.exists()
+
+
 def test_a_handshake_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "HANDSHAKE_TIMEOUT", 0.05)
     broker = Broker()
