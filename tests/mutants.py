@@ -42,9 +42,10 @@ TESTS = {
     "titanic/commit/*.py": "titanic/(commit/|facts/test_facts)",
     "titanic/dispatch/*.py": "titanic/(dispatch/|server/test_(standalone|dispatch|jobs|attempt_limit|stop))",
     "titanic/cluster/*.py": "titanic/(cluster/|server/test_(draining|news|service_settings))",
+    "titanic/pool/*.py": "titanic/pool/test_(?!.*chaos)",
     "broker/core/*.py": "broker/((core|io)/test_(?!connection_count)|test_reply)",
     "broker/zmtp/*.py": "broker/(zmtp/|test_malformed_connections)",
-    "broker/io/*.py": "broker/(io/test_(?!connection_count)|test_(malformed_connections|hostile_peers|end_to_end))",
+    "broker/io/*.py": "broker/(io/test_(?!connection_count)|test_(access|malformed_connections|hostile_peers|end_to_end))",
 }
 """What is changed, and the tests that are to notice: quick ones of the same part."""
 
@@ -182,7 +183,7 @@ def run(sample: int, seed: int, jobs: int, paths: list[str]) -> None:
     copies: queue.Queue[Path] = queue.Queue()
     for copy in (PLACE / f"tree{number}" for number in range(jobs)):
         shutil.rmtree(copy, ignore_errors=True)
-        shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "__pycache__", "dist"))
+        shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "dist"))  # with what is compiled: quicker
         copies.put(copy)
 
     def attempt(part: str, mutant: Mutant | None) -> str:
