@@ -45,7 +45,7 @@ TESTS = {
     "titanic/pool/*.py": "titanic/pool/test_(?!.*chaos)",
     "broker/core/*.py": "broker/((core|io)/test_(?!connection_count)|test_reply)",
     "broker/zmtp/*.py": "broker/(zmtp/|test_malformed_connections)",
-    "broker/io/*.py": "broker/(io/test_(?!connection_count)|test_(access|malformed_connections|hostile_peers|end_to_end))",
+    "broker/io/*.py": "broker/(io/test_(?!connection_count)|test_(access|malformed_connections|hostile|end_to_end))",
 }
 """What is changed, and the tests that are to notice: quick ones of the same part."""
 
