@@ -226,8 +226,16 @@ def attempt(builder: Builder, wheel: Path, version: str, commit: str) -> Path:
     return installed
 
 
-def check_bill(wheel: Path, installed: Path, version: str) -> None:
-    """Compare the SBOM in a wheel with what its installation has; write that of the installation."""
+def installed_bill(programs: Path, version: str) -> dict[str, str]:
+    """Write the SBOM of an installation; the version of each package there."""
+    target = DIST / f"titanic-queue-{version}.cdx.json"
+    options = ("environment", "--output-reproducible", "--output-file", target)
+    run(sys.executable, "-m", "cyclonedx_py", *options, programs / "python")
+    return {plain(one["name"]): one["version"] for one in json.loads(target.read_text())["components"]}
+
+
+def check_bill(wheel: Path, there: dict[str, str]) -> None:
+    """Compare the SBOM in a wheel with what its installation has."""
     from cyclonedx.schema import SchemaVersion
     from cyclonedx.validation.json import JsonStrictValidator
     from packaging.specifiers import SpecifierSet
@@ -237,10 +245,6 @@ def check_bill(wheel: Path, installed: Path, version: str) -> None:
         text = file.read(name).decode()
     if fault := JsonStrictValidator(SchemaVersion.V1_7).validate_str(text):
         raise ReleaseRefused(f"{wheel.name}: {name} is no CycloneDX 1.7: {fault}")
-    target = DIST / f"titanic-queue-{version}.cdx.json"
-    options = ("environment", "--output-reproducible", "--output-file", target)
-    run(sys.executable, "-m", "cyclonedx_py", *options, installed / "python")
-    there: dict[str, str] = {plain(one["name"]): one["version"] for one in json.loads(target.read_text())["components"]}
     parts: list[dict[str, Any]] = json.loads(text)["components"]
     for part in parts:
         if bounds := part.get("versionRange", "").removeprefix("vers:pypi/").replace("|", ","):
@@ -273,7 +277,7 @@ def release(version: str, releases: list[str], *, local: bool) -> None:
         (source,) = DIST.iterdir()
         here = Builder("here", sys.executable)
         wheel = build(here, source, pure=True)
-        check_bill(wheel, attempt(here, wheel, version, commit), version)
+        check_bill(wheel, installed_bill(attempt(here, wheel, version, commit), version))
         for builder in compilers:
             attempt(builder, build(builder, source), version, commit)
         run(sys.executable, "-m", "twine", "check", "--strict", *DIST.glob("*.whl"), source)

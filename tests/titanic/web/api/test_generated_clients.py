@@ -1,6 +1,7 @@
 """Clients that are generated from the OpenAPI document of a running gateway submit a request, and follow it to its end.
 
-`make tools` installs npm. The test itself installs openapi-typescript, openapi-fetch and typescript, in these versions.
+`make tools` installs npm. The test itself installs openapi-typescript, openapi-fetch and typescript, in these versions,
+in build/, where they stay.
 """
 
 from __future__ import annotations
@@ -138,9 +139,13 @@ def test_a_python_client_is_generated_and_works(web: str, worker: None, tmp_path
 
 @pytest.mark.timeout(600)
 def test_a_typescript_client_is_generated_and_works(web: str, worker: None, tmp_path: Path) -> None:
-    (tmp_path / "package.json").write_text(json.dumps(PACKAGES))
-    run("npm", "install", "--no-audit", "--no-fund", "--fetch-retries=5", folder=tmp_path)
-    tools = tmp_path / "node_modules" / ".bin"
+    build = Path(__file__).parents[4] / "build/npm"
+    build.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "package.json").write_text(text := json.dumps(PACKAGES))
+    (build / "package.json").write_text(text)
+    run("npm", "install", "--no-audit", "--no-fund", "--fetch-retries=5", "--prefer-offline", folder=build)
+    (tmp_path / "node_modules").symlink_to(build / "node_modules")
+    tools = build / "node_modules" / ".bin"
     run(tools / "openapi-typescript", f"{web}/v1/openapi.json", "-o", "made.ts", folder=tmp_path)
     (tmp_path / "use.ts").write_text(TYPESCRIPT)
     usual = ("--skipLibCheck", "--module", "nodenext", "--target", "es2022")  # the types of Node itself take seconds
