@@ -22,7 +22,7 @@ from support.postgres import new_server
 from support.store_contents import contents, fill
 
 from titanic.store import open_export, open_import, open_store
-from titanic.store.lmdb import opening, schema
+from titanic.store.lmdb import opening
 from titanic.store.moving import move
 from titanic.store.postgres import schema as postgres_schema
 
@@ -57,13 +57,13 @@ def unpack_tables(url: str, name: str) -> None:
 @contextmanager
 def synthetic_step() -> Iterator[None]:
     """Have a format after the present one. Its step writes an index anew, and a row for each request."""
-    step = schema.FORMAT
-    schema.FORMAT = step + 1
+    step = opening.FORMAT
+    opening.FORMAT = step + 1
     opening.STEPS[step] = _convert
     try:
         yield
     finally:
-        schema.FORMAT = step
+        opening.FORMAT = step
         del opening.STEPS[step]
 
 
@@ -96,7 +96,7 @@ def _pack() -> None:
             lines = [line for line in script.splitlines() if line and not line.startswith(others)]
             (packed / "tables.sql").write_text("\n".join(lines))
             (packed / "contents.json").write_text(json.dumps(contents(str(made)), indent=0))
-            number = max(schema.FORMAT, postgres_schema.FORMAT)
+            number = max(opening.FORMAT, postgres_schema.FORMAT)
             with tarfile.open(STORES / f"format-{number}.tar.gz", "w:gz") as archive:
                 for file in ("data.mdb", "tables.sql", "contents.json"):
                     archive.add(packed / file, file)

@@ -112,18 +112,18 @@ def test_the_layout_is_that_of_its_format() -> None:
     found = sha256("\n".join(sorted(values)).encode()).hexdigest()[:16]
     todo = "what is declared of the layout changed: if a store looks different now, follow the steps in lmdb/schema.py"
     todo += ", or of a record those in lmdb/record.py: the format stays"
-    assert LAYOUTS.get(schema.FORMAT) == found, f"{todo}; then note the new digest in LAYOUTS"
+    assert LAYOUTS.get(opening.FORMAT) == found, f"{todo}; then note the new digest in LAYOUTS"
 
 
 def test_there_is_a_step_for_every_earlier_format() -> None:
-    assert sorted(opening.STEPS) == list(range(1, schema.FORMAT))
+    assert sorted(opening.STEPS) == list(range(1, opening.FORMAT))
     assert sorted(postgres_schema.UPGRADES) == list(range(1, POSTGRES_FORMAT))
 
 
 # -- the upgrade -------------------------------------------------------------------------------------------------
 
 
-LAST = schema.FORMAT
+LAST = opening.FORMAT
 
 
 def test_an_earlier_format_is_converted_when_it_is_opened(tmp_path: Path) -> None:

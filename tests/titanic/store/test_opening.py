@@ -11,7 +11,7 @@ from support.store_facts import accept_all, closed_range
 
 from titanic.errors import NotAStore, StoreCorrupt, StoreLocked, StoreTooNew, StoreUnwritable
 from titanic.store import NewRequest
-from titanic.store.lmdb.schema import FORMAT
+from titanic.store.lmdb.opening import FORMAT
 from titanic.store.lmdb.store import LmdbStore
 from titanic.store.lmdb.tools import backup, check, restore
 from titanic.util.ids import SIZE

@@ -16,8 +16,9 @@ from support.store_facts import accept_all, state_of
 from titanic.errors import StoreCorrupt, StoreError, StoreLocked
 from titanic.store import NewRequest, Status
 from titanic.store.lmdb import pages
+from titanic.store.lmdb.opening import FORMAT
 from titanic.store.lmdb.pages import faults
-from titanic.store.lmdb.schema import FORMAT, PAGE, U32
+from titanic.store.lmdb.schema import PAGE, U32
 from titanic.store.lmdb.store import LmdbStore
 from titanic.store.lmdb.tools import check, check_apart, repair, salvage
 

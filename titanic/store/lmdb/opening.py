@@ -147,7 +147,7 @@ def open_environment(
     try:
         _check_length(env, data)
         found, known = _format_and_capacity(env, data, to_repair=to_repair)
-        if found < schema.FORMAT:
+        if found < FORMAT:
             env.close()
             upgrade(directory, found)
             env = _open(directory, max(capacity or 0, data.stat().st_size), settings.durability)
@@ -209,10 +209,10 @@ def open_read_only(directory: Path) -> Environment:
     try:
         _check_length(env, data)
         found, known = _format_and_capacity(env, data)
-        if found < schema.FORMAT:
+        if found < FORMAT:
             raise StoreTooOld(
                 f"the store in {directory} was written by an earlier version",
-                f"its format is {found}, this version reads format {schema.FORMAT}",
+                f"its format is {found}, this version reads format {FORMAT}",
                 "open it for writing once, which converts it",
             )
         room = divide(max(known or 0, MIN_CAPACITY))
@@ -328,7 +328,7 @@ def _create(directory: Path) -> None:
             env.begin(write=True) as txn,
         ):
             names = {name: env.open_db(name.encode(), txn=txn) for name in Databases._fields}
-            txn.put(schema.FORMAT_KEY, schema.U32.pack(schema.FORMAT), db=names["meta"])
+            txn.put(schema.FORMAT_KEY, schema.U32.pack(FORMAT), db=names["meta"])
             txn.put(schema.IDENTITY_KEY, os.urandom(SIZE), db=names["meta"])
         new.rename(directory / DATA)
     except BaseException:
@@ -374,11 +374,11 @@ def _format_and_capacity(env: lmdb.Environment, data: Path, *, to_repair: bool =
         if not to_repair:
             fact = "'store_format' in 'meta' " + ("is missing" if value is None else f"is {value.hex()}")
             raise StoreCorrupt(f"{data} is damaged", fact, schema.REPAIR)
-        found = schema.FORMAT if _has(env, "facts") else 2
-    if found > schema.FORMAT:
+        found = FORMAT if _has(env, "facts") else 2
+    if found > FORMAT:
         raise StoreTooNew(
             f"the store in {data.parent} was written by a later version",
-            f"its format is {found}, this version reads formats up to {schema.FORMAT}",
+            f"its format is {found}, this version reads formats up to {FORMAT}",
             "upgrade Titanic",
         )
     if capacity is None:
@@ -437,6 +437,9 @@ STEPS: dict[int, Callable[[lmdb.Environment, lmdb.Transaction[memoryview]], None
 }
 """By the format that each begins with."""
 
+FORMAT = max(STEPS) + 1
+"""Of the keys and databases. The first release has format 1."""
+
 
 def upgrade(directory: Path, found: int) -> None:
     """Convert the store in a directory that is locked. When that fails, with lmdb.Error, it stays as it was."""
@@ -445,7 +448,7 @@ def upgrade(directory: Path, found: int) -> None:
         lmdb.open(str(directory), map_size=2 * size + _SPARE, max_dbs=16, create=False) as env,
         env.begin(write=True, buffers=True) as txn,
     ):
-        for number in range(found, schema.FORMAT):
+        for number in range(found, FORMAT):
             STEPS[number](env, txn)
         meta = env.open_db(b"meta", txn=txn, create=False)
-        txn.put(schema.FORMAT_KEY, schema.U32.pack(schema.FORMAT), db=meta)
+        txn.put(schema.FORMAT_KEY, schema.U32.pack(FORMAT), db=meta)

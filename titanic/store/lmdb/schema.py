@@ -1,7 +1,7 @@
 """The databases of a store, their keys, and what a row costs.
 
     database   key                                        value
-    meta       b"store_format"                            u32, FORMAT
+    meta       b"store_format"                            u32, FORMAT of opening.py
                b"capacity"                                u64, bytes, as the store was last opened
                b"sequence"                                u64, the last number given out in `closed`
                b"identity"                                16 random bytes: which store it is, also as a copy
@@ -48,9 +48,10 @@ The counts per service and owner in `meta` are there so that a start needs no sc
 stored, and a limit per service or owner none either.
 
 To change a key or the meaning of a database (changes inside a record don't need it, see record.py):
-    1. Raise FORMAT here, and write down the new keys above.
-    2. Add the step from N to N + 1 to STEPS in opening.py. It runs at opening, after all steps before it, in one
-       transaction: a crash leaves the old store or the new one. Let it touch indexes and counters, not bodies.
+    1. Write down the new keys above.
+    2. Add the step from N to N + 1 to STEPS in opening.py, from which FORMAT follows. It runs at opening, after all
+       steps before it, in one transaction: a crash leaves the old store or the new one. Let it touch indexes and
+       counters, not bodies.
     3. Pack a store of the new format: python -m support.store_formats, in tests/. The packed stores of earlier formats
        stay. test_formats.py opens each of them, checks it, and compares what is in it.
     4. Note the digest of the new layout in test_formats.py.
@@ -66,9 +67,6 @@ import lmdb
 
 from titanic.errors import StoreCorrupt
 from titanic.util.ids import SIZE
-
-FORMAT = 4
-"""Of the keys and databases. The first release has format 1."""
 
 U32 = struct.Struct("<I")
 U64 = struct.Struct("<Q")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 import lmdb
 
 from titanic.errors import RecordCorrupt, StoreCorrupt
-from titanic.store.lmdb import closed_record, facts, outcome_record, request_record, schema
+from titanic.store.lmdb import closed_record, facts, opening, outcome_record, request_record, schema
 from titanic.store.lmdb.closed_ring import kept
 from titanic.store.lmdb.outcome_record import RetryRecord, expiry
 from titanic.store.lmdb.read import settings_of_services
@@ -407,7 +407,7 @@ def _owned_loads(walk: Walk) -> None:
 
 def _plain_meta(walk: Walk) -> None:
     """The rows of `meta` that are no counts of what is stored."""
-    right = U32.pack(schema.FORMAT)
+    right = U32.pack(opening.FORMAT)
     value = walk.tx.raw.get(schema.FORMAT_KEY, db=walk.tx.db.meta)
     if value is None or bytes(value) != right:
         what = "'store_format' " + ("is missing" if value is None else f"is {value.hex()}")
