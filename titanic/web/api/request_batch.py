@@ -12,6 +12,7 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
+from broker import TimedOut
 from titanic.aio import Client
 from titanic.errors import Forbidden, TitanicError
 from titanic.protocol.submit_options import MOST_UUIDS
@@ -251,7 +252,10 @@ async def post_batch(request: Request) -> Response:
     service = read_service(request)
     found = _format(request)
     client = visitor_of(request).client
-    await client.calls.limits.is_ours()  # learns the maximum size of a message
+    try:
+        await client.calls.limits.is_ours()  # learns the maximum size of a message
+    except TimedOut as error:
+        raise HTTPProblem(504, f"{error}", headers={"Retry-After": "5"}) from None
     batch = Batch(client, service, {**read_submit_options(request), "type": TYPE}, await max_body(request, client))
     try:
         async for part in body_parts(request):

@@ -545,12 +545,13 @@ def test_methods(http: httpx.Client) -> None:
         assert answer.json()["status"] == 405
 
 
-@pytest.mark.parametrize("body", [bytes(2 << 20), [b"x"]])
-def test_a_server_that_does_not_say_how_much_it_takes_has_not_answered(body: Iterable[bytes]) -> None:
+@pytest.mark.parametrize(("path", "body"), [("", bytes(2 << 20)), ("", [b"x"]), (":batch", b"[1]")])
+def test_a_server_that_does_not_say_how_much_it_takes_has_not_answered(path: str, body: Iterable[bytes]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         settings = WebSettings((f"tcp://127.0.0.1:{silent.getsockname()[1]}",), bind=("127.0.0.1", 0), timeout=0.1)
         with WebServer(settings) as gateway:
-            answer = httpx.post(f"{gateway.url}/v1/services/a/requests", content=body, timeout=PATIENCE)
+            where, headers = f"{gateway.url}/v1/services/a/requests{path}", {"Content-Type": "application/json"}
+            answer = httpx.post(where, content=body, headers=headers, timeout=PATIENCE)
     assert answer.status_code == 504, answer.text
 
 
