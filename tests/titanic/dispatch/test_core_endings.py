@@ -10,7 +10,7 @@ import pytest
 from support.dispatch_play import Play, at_work, names
 
 from broker import TRACEBACK, ErrorReply
-from titanic.dispatch.core import KeepOutcomes, Maintain
+from titanic.dispatch.core import LOST, KeepOutcomes, Maintain
 from titanic.dispatch.outcomes import MOST_BYTES
 from titanic.settings import JITTER
 from titanic.store import Status
@@ -213,6 +213,16 @@ def test_what_the_broker_did_not_deliver_goes_back_and_is_no_attempt(status: int
     play.reply("a", b"A")
     assert play.ended["a"].attempts == 1
     assert play.core.counts["returned"] == 3
+
+
+def test_a_death_that_is_no_attempt_is_a_delivery() -> None:
+    play = at_work("a", max_attempts=1)
+    for _ in range(2):
+        play.refuse("a", LOST)
+        play.later_by(1)
+    assert [(one.attempts, one.deliveries) for one in play.postponed] == [(0, 1), (0, 2)]
+    play.reply("a", b"A")
+    assert play.ended["a"].attempts == 1
 
 
 def test_no_reply_in_time_is_a_failure() -> None:

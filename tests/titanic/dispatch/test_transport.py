@@ -12,7 +12,7 @@ import pytest
 import zmq
 from support.waiting import until
 
-from broker import ANSWER_TIMEOUT, BrokerKind, Channel, ClientSession, ErrorReply, Loop, WorkerIdentity
+from broker import ANSWER_TIMEOUT, BrokerKind, Channel, ClientSession, ErrorReply, Loop, WorkerHold, WorkerIdentity
 from titanic.dispatch.attempts import Send
 from titanic.dispatch.broker_connection import PAUSE, BrokerDiscovery
 from titanic.dispatch.deliveries import Deliveries
@@ -487,9 +487,11 @@ def test_what_a_worker_keeps_is_asked_back_from_the_next_broker_too(heard: Heard
     transport.send_requests([Send(b"1", b"echo", [b"x"], has_ttl=True, context=b"{}")], NOW)
     ((connection, sent),) = transport.session.take_output()
     assert sent is not None
+    assert transport.worker_of(b"1") is None
     given = [*sent[1:4], b"MDPC02", b"\x09", b"echo", b"0" * 48, b"k"]
     transport.session.receive(connection, given, NOW)
     transport.deliver_results(NOW)
+    assert transport.worker_of(b"1") == WorkerHold(""), "the broker does not say which"
     if when == "before":
         transport.recall_request(b"1", NOW)
     transport._connection._lost(NOW)
