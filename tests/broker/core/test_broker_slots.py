@@ -528,6 +528,7 @@ def test_what_it_has_not_begun_goes_to_another_and_is_no_delivery(broker: Play) 
     given = broker.all_given("x")
     assert list(given) == [b"2", b"1"], "before those that never were with a worker"
     assert b"delivery" not in given[b"1"]
+    assert [one.deliveries for one in broker.core.workers["x"].requests.values()] == [1, 1]
     for token in given.values():
         broker.ends("x", token)
     broker.slots("w", 1)
