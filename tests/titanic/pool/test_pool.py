@@ -181,7 +181,7 @@ def pool(
         *(folder / "log", "worker", "pool_shop:app", "--endpoint", endpoint, *options),
         program=program,
         PYTHONPATH=path,
-        PYTHONDONTWRITEBYTECODE="1",
+        PYTHONDONTWRITEBYTECODE="" if "--reload" in options else "1",
     ) as worker:
         worker.says(r"shop.flow \(and \d+ more\) is registered")
         yield worker
@@ -733,6 +733,7 @@ def test_sources_that_change(server: Server, client: Client, tmp_path: Path) -> 
         worker.says(r"SyntaxError: .*; waiting for a change of its source")
         (tmp_path / "pool_shop.py").write_text(APP.replace("VERSION = 1", "VERSION = 12"))
         assert client.wait(ask(client, "whoami"), timeout=50)[0].endswith(b",12]")
+    assert not (tmp_path / "__pycache__").exists(), "Python takes sources of the same size and second for the same"
 
 
 def test_a_task_with_jobs_of_its_own(server: Server, client: Client, tmp_path: Path) -> None:

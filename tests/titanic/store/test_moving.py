@@ -290,6 +290,25 @@ def test_what_is_lost_on_the_way_is_noticed(places: Places) -> None:
         open_store(target)
 
 
+@needs_postgres
+def test_what_is_lost_on_the_way_into_a_database_is_a_problem(places: Places) -> None:
+    class Forgetful(postgres_export.PostgresImport):
+        def _copy(self, tables: dict[str, Any]) -> None:
+            super()._copy(tables | {"ready": []})
+
+    source, target = places("lmdb", "source"), places("postgres", "target")
+    with open_store(source) as store:
+        fill(store)
+    with (
+        pytest.raises(StoreCorrupt, match=r"problems?, the first: .+: "),
+        open_export(source) as out,
+        Forgetful(target) as into,
+    ):
+        move(out, into, lambda doing, done, total: None)
+    with pytest.raises(NotAStore):
+        open_store(target)
+
+
 def test_a_store_that_was_too_small_gets_the_room_that_it_needs(places: Places) -> None:
     with open_store(places("lmdb", "source"), capacity=64 << 20) as store, store.write() as tx:
         accept_all(tx, [NewRequest(b"a", [bytes(1 << 20)])] * 40, START)

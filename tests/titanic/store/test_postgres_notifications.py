@@ -179,6 +179,9 @@ def test_more_than_a_text_has_room_for_is_not_kept(lines: Lines) -> None:
     uuids = ids(notify.MOST_IDS + 1)
     one.line.publish(Notification({b"x"}, set(uuids)))
     until(lambda: other.heard == [Notification({b"x"}, poll={Topic.ENDED})])
+    many = Notification({b"%d" % number for number in range(notify.MOST + 1)})
+    notify._shorten(many)
+    assert many == Notification(poll={Topic.ARRIVED})
 
 
 @needs_postgres

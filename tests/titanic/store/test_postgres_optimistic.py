@@ -17,6 +17,7 @@ from titanic.protocol import tsp
 from titanic.store import Archivist, CloseResult, LeaseConfig, NewRequest, NodeFacts, Place, Retention, State, Status
 from titanic.store.postgres.store import PostgresStore
 from titanic.store.postgres.tools import check
+from titanic.store.postgres.transaction import MOST_REPLIES
 from titanic.store.uniqueness import made_unique
 
 pytestmark = needs_postgres
@@ -337,6 +338,20 @@ def test_what_has_ended_at_another_node_is_closed_in_time(nodes):
         trimmed = txn.trim(NOW + 5, policy)
         assert (trimmed.replies, trimmed.services) == (1, {b"x": 1})
     assert check(one) == []
+
+
+def test_a_large_reply_that_another_node_closes_after_it_was_foreseen_is_none(nodes):
+    one, other = nodes
+    (a,) = claimed(one, 1)
+    with one.write() as txn:
+        txn.finish(a, Status.DONE, [bytes(MOST_REPLIES + 1)], **ENDED)
+    with one.read() as txn:
+        txn.prefetch([a], replies=True)
+        txn.prefetch([a])
+        with other.write() as writing:
+            assert writing.close(a, NOW)
+        txn.counts()
+        assert txn.reply(a) is None
 
 
 def test_what_is_due_again_was_not_where_it_was(nodes):

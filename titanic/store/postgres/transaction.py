@@ -343,7 +343,7 @@ class SnapshotReader(PostgresReading):
 
     def reread(self, uuid: bytes) -> RequestSnapshot | None:
         """The snapshot of a request at the same moment as all that is read from now on."""
-        if not (self.started or self.LOCKS):
+        if not self.LOCKS:
             self._read((uuid,), False)
         return self.snapshot(uuid)
 
