@@ -260,6 +260,10 @@ def test_a_worker_that_does_not_come_in_time(nodes: Nodes) -> None:
     nodes.worker(other, 1)
     with nodes.client(1) as client:
         assert client.wait(uuid, 60) == [b"part", b"done:0"]
+        work.go.set()
+        back = nodes.here(0, 2.0)  # the worker would wait long to get rid of its reply
+        until(lambda: back.broker.counters()["not_resumed"] == 1)  # type: ignore[union-attr]
+        assert client.reply(uuid) == [b"part", b"done:0"]
     assert len(other.begun) == 1
 
 

@@ -277,13 +277,17 @@ def test_a_user_that_is_removed_or_may_not_work_any_more(place: Place, text: str
             until(lambda: work.begun)
         files.write(text + bob)
         with (
-            place.server(**settings),
+            place.server(**settings) as server,
             Client(place.endpoint, timeout=60, **as_bob) as client,
             Worker("echo", other, place.endpoint, config=QUICK, **as_bob),
         ):
             assert client.wait(uuid, 60) == [b"part", b"done:1"]
             assert not worker.registered
             work.go.set()
+            files.write(ALICE + bob)  # now it may again: it would wait long to get rid of its reply
+            server.reload(server.config)
+            until(lambda: server.broker.counters()["not_resumed"] == 1)  # type: ignore[union-attr]
+            assert client.reply(uuid) == [b"part", b"done:1"]
     assert (work.begun, other.begun) == ([(b"1", 1, 1)], [(b"1", 1, 2)])
 
 

@@ -214,9 +214,8 @@ def test_its_node_has_died(tmp_path: Path) -> None:
         server = stack.enter_context(Server(node_config(url, 100.0)))
         arguments = endpoint, url, "100"
         node = stack.enter_context(Process(SUPPORT / "node_process.py", *arguments, output=tmp_path / "node.log"))
-        go = threading.Event()
-        stack.enter_context(Worker("mail", lambda frames: [b"%d" % go.wait(900)], endpoint, config=QUICK))
-        stack.callback(go.set)
+        script, log = SUPPORT / "worker_process.py", tmp_path / "work.log"
+        stack.enter_context(Process(script, endpoint, "mail", log, "await", output=tmp_path / "worker.log"))
         here = stack.enter_context(Client(server.endpoints[0], timeout=60))
         with Client(endpoint, timeout=60) as there:
             uuid = there.submit("mail", "a")
