@@ -10,10 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from support.each import each
 from support.waiting import until
 
 from broker import DELIVERY
-from titanic.pool.child import JobRunner, Reports
+from titanic.pool.child import JobRunner, Reports, _prepare
 from titanic.pool.child_messages import (
     BeginJob,
     CancelJob,
@@ -26,6 +27,7 @@ from titanic.pool.child_messages import (
     encode,
 )
 from titanic.pool.core import ChildConfig
+from titanic.tasks import Tasks
 
 
 class Parent:
@@ -63,6 +65,25 @@ def child(**handlers: Any) -> Iterator[Parent]:
         ours.shutdown(socket.SHUT_WR)
         thread.join(60)
         assert not thread.is_alive(), "it ends when its parent closes its side"
+
+
+def refund(order: int) -> int:
+    return order
+
+
+@each(
+    "endpoint, given, used",
+    [
+        ("ipc://a", (), ("ipc://a",)),
+        (["ipc://a", "ipc://b"], (), ("ipc://a", "ipc://b")),
+        ("ipc://a", ("ipc://b", "ipc://c"), ("ipc://b", "ipc://c")),
+    ],
+)
+def test_its_broker_is_where_it_was_told_or_where_the_app_says(endpoint: Any, given: Any, used: Any) -> None:
+    app = Tasks(endpoint, name="shop")
+    app.task(refund)
+    declaration, *_ = _prepare(app, ChildConfig("shop:app", endpoint=given))
+    assert declaration.endpoint == used
 
 
 def test_replies_parts_and_errors() -> None:

@@ -393,6 +393,15 @@ def test_check_sees_what_repair_puts_right_and_nobody_is_lost(path, change, faul
         drain(store)
 
 
+def test_a_delayed_request_without_a_retry_is_closed_where_it_is(path):
+    uuids = make(path)
+    edit(path, lambda txn, db: _drop_retry(txn, db, uuids))
+    with LmdbStore.open(path) as store:
+        with store.write() as txn:
+            assert txn.close(uuids[1], NOW)
+        assert check(store) == []
+
+
 def repaired(path, change):
     """A store that was damaged and repaired, and its requests."""
     uuids = make(path)
