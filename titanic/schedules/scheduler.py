@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 
 from titanic.client.client import Client
 from titanic.client.request_queue import Found, RequestQueue
-from titanic.errors import Forbidden, InvalidSchedule, KeyRefused, TimedOut, TitanicError, UnknownRequest
+from titanic.errors import Forbidden, InvalidSchedule, KeyRefused, Refused, TimedOut, TitanicError, UnknownRequest
 from titanic.protocol.documents import ScheduleReport
 from titanic.protocol.submit_options import MOST_SECONDS, MOST_UUIDS, SubmitOptions
 from titanic.protocol.tsp import paused_key
@@ -369,8 +369,8 @@ class Scheduler:
         if isinstance(uuid, Found):  # the tick has no request; its key says that it is done with
             found = " of before, which is unique"
             options: SubmitOptions = {**_NEVER, "key": schedule.key(tick), "key_for": schedule.key_for}
-            mark = self._client.submit(schedule.service, **options)
-            with contextlib.suppress(Forbidden, UnknownRequest):
+            with contextlib.suppress(Forbidden, Refused, UnknownRequest):  # the service may be full, of that request
+                mark = self._client.submit(schedule.service, **options)
                 if "unique" not in self._client.show(mark):  # else another scheduler has submitted the tick meanwhile
                     self._client.close(mark)
         log.info("%s: tick %s is request %s%s", schedule.name, in_utc(tick), uuid, found)

@@ -32,7 +32,9 @@ from titanic.schedules.scheduler import (
     resume_schedule,
     submit_now,
     submit_tick,
+    submitted_ticks,
 )
+from titanic.settings import ServiceLimits
 from titanic.tasks import Tasks
 
 EACH_SECOND = Schedule("often", "absent", "a body", every=1, options={"priority": 7})
@@ -189,6 +191,21 @@ def test_a_tick_that_has_found_the_request_before_never_comes_again(
         ((_, tick, _),) = Scheduler(overtaken, [other]).once()
     (row,) = client.list(service="absent")[0]
     assert (row["key"], row["state"]) == (other.key(tick), "waiting")
+
+
+@pytest.mark.settings(limits={b"absent": ServiceLimits(waiting=1)})
+def test_a_tick_finds_the_request_before_also_in_a_service_that_is_full(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("titanic.schedules.scheduler._time_of", lambda uuid: 0.0)  # it has been known since 1970
+    yearly = Schedule("thirds", "absent", every=86_400 * 120, missed="all", options={"unique": "a"})
+    submitted_ticks(client, yearly, [])  # sets its mark
+    past_tick(client, yearly, 3)
+    scheduler = Scheduler(client, [yearly])
+    assert len(scheduler.once()) == 3
+    (row,) = client.list(service="absent")[0]
+    client.close(row["uuid"])
+    assert scheduler.once() == []
 
 
 def test_a_schedule_of_a_unique_task_has_its_key() -> None:
