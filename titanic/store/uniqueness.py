@@ -71,10 +71,11 @@ def counting(
 
 
 def name_to_retry(request: RequestFields | NewRequest, submitted_at: int, now_us: int) -> bytes:
-    """The name of the row that a request must have to be retried; empty: it needs none."""
+    """The name of the row that a request must have to be retried; empty: it needs none, as one of a time ahead."""
     name = unique_name(request)
-    is_over = name[1:2] != _TIME or now_us >= submitted_at + int(read_policy(request.options).unique_for * 1e6)
-    return b"" if is_over else name
+    if name[1:2] != _TIME or not 0 <= now_us - submitted_at < int(read_policy(request.options).unique_for * 1e6):
+        return b""
+    return name
 
 
 def outlives(name: bytes, unclaimed: bool, status: Status) -> bool:

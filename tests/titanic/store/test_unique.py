@@ -237,6 +237,16 @@ def test_with_a_time_only_the_newest_can_be_retried(store, change):
     assert accept(store, unique("for", name))[0].new == (change is close)
 
 
+def test_with_a_time_one_of_a_clock_that_was_ahead_can_be_retried_when_that_is_over(store):
+    ahead = NOW + 10**15
+    (one,) = accept(store, unique("for")._replace(unique_until=ahead + FOR * SECOND), now=ahead)
+    fail(store, one.uuid)
+    with store.write() as txn:
+        assert txn.clamp_timers(NOW) == (1, None)
+        assert txn.trim(NOW + FOR * SECOND, Retention(0, 0)).keys == 1
+    assert retry(store, one.uuid, NOW + FOR * SECOND)
+
+
 @pytest.mark.parametrize("rule", ["started", "done"])
 def test_the_requests_before_the_newest_one_are_few_and_leave_nothing(store, rule):
     made = []
