@@ -166,6 +166,8 @@ class Connections:
         self._starved = False
         """Whether the last attempt to accept failed for lack of file descriptors or memory."""
         self.queued = QueuedBytes(max_bytes)
+        self._look_at = 0.0
+        """When to search again for peers that read nothing; there were none."""
         self._receiving: dict[PeerConnection, int] = {}
         """Connections with a large part of an incomplete message, and its bytes."""
         self.receiving = 0
@@ -433,10 +435,11 @@ class Connections:
         connection = self.of(peer)
         if connection is None or not connection.open:
             raise PeerGone
-        if connection.unsent_bytes and (
-            len(connection.unsent) >= self._send_queue or footprint(frames) > self.queued.room(connection)
-        ):
-            raise PeerGone
+        if connection.unsent_bytes:
+            size = footprint(frames)
+            self._make_room(connection, size)
+            if len(connection.unsent) >= self._send_queue or size > self.queued.room(connection) or not connection.open:
+                raise PeerGone
         try:
             connection.protocol.send(frames)
         except ZmtpFault:  # all nonces are used
@@ -473,18 +476,19 @@ class Connections:
         self.queued.count(connection, sum(map(len, output)))
         self._make_room(connection)
 
-    def _make_room(self, connection: PeerConnection) -> None:
+    def _make_room(self, connection: PeerConnection, more: int = 0) -> None:
         """If too much is unread, of a peer's user or in all, connections of the user, or the IP address, with the most
-        end: those with the most, of those that read nothing. A single one may keep its message."""
+        end: those with the most, of those that read nothing. If no other waits, it may keep its message. `more`: bytes
+        for the peer."""
         queued = self.queued
-        while (over := queued.total > queued.most) or queued.room(connection) < 0:
-            now = time.monotonic()
-            unread = {
-                one: one.unsent_bytes
-                for one in self._connections.values()
-                if one.waits_to_write and (over or one.share == connection.share) and one.has_stalled(now, STALLED)
-            }
-            if len(unread) < 2:
+        while (over := queued.total + more > queued.most) or queued.room(connection) < more:
+            if (now := time.monotonic()) < self._look_at:
+                return
+            share = None if over else connection.share
+            waiting = [one for one in self._connections.values() if one.waits_to_write and share in (None, one.share)]
+            unread = {one: one.unsent_bytes for one in waiting if one.has_stalled(now, STALLED)}
+            if not unread or len(waiting) < 2:
+                self._look_at = now + STALLED / 20
                 return
             slow = max(of_largest_share(unread), key=attrgetter("unsent_bytes"))
             self._log(slow, Failure.TOO_LARGE, "too much of what was sent is unread", now)
