@@ -22,7 +22,7 @@ from titanic.store import open_store
 from titanic.store.lmdb.tools import check
 
 WORKERS = 2
-FLOWS = 1000 if LONG else 20
+FLOWS = 1000 if LONG else 12
 KILLS = 100 if LONG else 3
 PATIENCE = 1200.0 if LONG else 300.0
 """Seconds, on a busy machine."""

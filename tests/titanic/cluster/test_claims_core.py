@@ -17,7 +17,7 @@ from titanic.cluster.lease import Join, LeaseState, Leave, Renew
 from titanic.store import Bound, Joined, LeaseConfig, ReadyRow, Renewed, Silent
 
 STEPS = 8_000
-WORLDS = 600 if LONG else 16
+WORLDS = 600 if LONG else 10
 HAPPENS = {
     "run twice": 3,
     "late replies that counted": 10,
