@@ -40,7 +40,7 @@ TESTS = {
     "titanic/store/**/*.py": "titanic/store/test_(?!.*(crash|disk|soak|readers))",
     "titanic/util/ids.py": "titanic/util/test_ids",
     "titanic/commit/*.py": "titanic/(commit/|facts/test_facts)",
-    "titanic/dispatch/*.py": "titanic/(dispatch/|server/test_(standalone|dispatch|jobs|attempt_limit|stop))",
+    "titanic/dispatch/*.py": "titanic/(dispatch/|server/test_(standalone|dispatch|jobs|attempt_limit|stop|why))",
     "titanic/cluster/*.py": "titanic/(cluster/|server/test_(draining|news|service_settings))",
     "titanic/pool/*.py": "titanic/pool/test_(?!.*chaos)",
     "broker/core/*.py": "broker/((core|io)/test_(?!connection_count)|test_reply)",

@@ -5,9 +5,13 @@ from __future__ import annotations
 import gc
 import os
 import queue
+import resource
+import select
 import selectors
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -28,6 +32,7 @@ from broker.io import connections
 from broker.io.connections import PeerConnection
 from broker.io.listeners import ListeningSocket
 from broker.io.peer_connection import of_largest_share
+from broker.io.sockets import local_name
 from broker.patterns import LazyPirate, Server
 from broker.zmtp import Connection
 from broker.zmtp.frames import FRAMES
@@ -90,6 +95,48 @@ def test_who_listens_in_the_place_of_another_keeps_its_file(tmp_path: Path) -> N
     assert path.exists()
     new.close()
     assert not path.exists()
+
+
+def test_other_processes_do_not_come_in_by_inproc() -> None:
+    name = f"titanic-test-{time.monotonic_ns()}"
+    listening = ListeningSocket(f"inproc://{name}")
+    path = local_name(name).replace("@", "\0", 1)
+    other = f"import socket; s = socket.socket(socket.AF_UNIX); s.connect({path!r}); print(s.recv(1))"
+    with subprocess.Popen([sys.executable, "-c", other], stdout=subprocess.PIPE) as process:
+        assert select.select([listening.stream], [], [], PATIENCE)[0]
+        assert listening.accept() is None
+        assert process.communicate()[0] == b"b''\n"
+    with socket.socket(socket.AF_UNIX) as own:
+        own.connect(path)
+        accepted = listening.accept()
+        assert accepted is not None
+        accepted[0].close()
+    listening.close()
+
+
+def test_without_room_for_connections_it_does_not_try_in_every_round(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "ACCEPT_INTERVAL", 10 * PATIENCE)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    tries: set[float | None] = set()
+
+    def one_round(done: threading.Event) -> None:
+        tries.add(broker._connections._accept_at)
+        done.set()
+
+    with socket.socket() as peer:
+        os.close(free := os.dup(0))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
+        try:
+            peer.connect(host_and_port(broker.core.about.endpoints[0]))
+            until(lambda: broker._connections._accept_at is not None)
+            for done in [threading.Event() for _ in range(20)]:
+                broker.loop.call(one_round, done)
+                assert done.wait(PATIENCE)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert len(tries) == 1
 
 
 def test_a_handshake_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:

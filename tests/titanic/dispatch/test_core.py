@@ -63,9 +63,11 @@ def test_absent_services_of_a_shared_store_are_forgotten_until_they_have_workers
     assert b"gone" in play.core.backlogs, "surveys are still frequent"
     play.later_by(10)
     assert play.core.backlogs == {}
+    asked = len(play.asked)
     play.workers("gone", 1)
     play.later_by(1)
     assert play.sent == ["a"]
+    assert len(play.asked) == asked, "the answer about all says how many"
 
 
 def test_a_question_for_all_is_not_asked_twice_before_the_answer() -> None:

@@ -339,6 +339,16 @@ def test_an_answer_that_came_is_read_before_the_next_question(heard: Heard, monk
     foreign.loop.stop()
 
 
+def test_a_question_without_an_answer_is_not_repeated(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
+    foreign = Foreign(heard, monkeypatch, room=1)
+    foreign.transport.ask_presence([b"a", b"b"], NOW)
+    foreign.transport.push(NOW)
+    foreign.asking.tick(NOW + MMI_TIMEOUT)
+    foreign.transport.deliver_results(NOW + MMI_TIMEOUT)
+    assert heard.presence == {b"a": 0}
+    foreign.loop.stop()
+
+
 def test_what_finds_no_lane_goes_back(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
     foreign = Foreign(heard, monkeypatch, room=1)
     foreign.transport.send_requests([Send(b"%d" % number, b"echo", [b""]) for number in range(6)], NOW)

@@ -95,6 +95,7 @@ def test_one_that_dies_is_replaced_at_once_and_one_that_dies_young_after_a_pause
     play.later_by(20)
     play.gone(7)
     assert play.there == [2, 8]
+    assert play.core.died == 6
 
 
 def test_one_that_leaves_after_its_requests_is_replaced_before_it_has_ended() -> None:
@@ -107,6 +108,7 @@ def test_one_that_leaves_after_its_requests_is_replaced_before_it_has_ended() ->
     play.gone(1)
     assert play.there == [2, 3]
     assert play.log == ["process 1 has started 100 requests; replacing it"]
+    assert play.core.died == 0
 
 
 def test_too_much_memory() -> None:
@@ -128,6 +130,7 @@ def test_one_whose_job_exceeds_its_limit_by_far_is_killed() -> None:
     play.gone(1, "was ended by signal 9")
     assert play.there == [2, 3]
     assert play.log == ["process 1 still runs x; killing it"]
+    assert play.core.died == 1
 
 
 def test_one_that_leaves_is_killed_for_its_job_all_the_same() -> None:
