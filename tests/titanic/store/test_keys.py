@@ -65,11 +65,11 @@ def test_the_same_key_is_the_same_request(store):
 
 def test_also_within_one_batch(store):
     batch = [keyed(b"k", b"1"), NewRequest(b"echo", [b"2"]), keyed(b"k", b"3"), keyed(b"l", b"4"), keyed(b"l", b"5")]
-    found = accept(store, *batch)
-    assert [one.new for one in found] == [True, True, False, True, False]
+    found = accept(store, *batch, NewRequest(b"echo", [b"6"]))
+    assert [one.new for one in found] == [True, True, False, True, False, True]
     assert found[2].uuid == found[0].uuid
     assert found[4].uuid == found[3].uuid
-    assert [request(store, one.uuid).body for one in found] == [[b"1"], [b"2"], [b"1"], [b"4"], [b"4"]]
+    assert [request(store, one.uuid).body for one in found] == [[b"1"], [b"2"], [b"1"], [b"4"], [b"4"], [b"6"]]
 
 
 def test_accept_many_gives_the_first_id_too(store):
