@@ -246,7 +246,7 @@ class JoiningTransport(asyncio.Transport):
         """Return a number that grows while the client reads. What is left to write may not change then: the system
         holds megabytes, and below TLS is another buffer."""
         left = self._transport.get_write_buffer_size()
-        with suppress(OSError, AttributeError):  # of a unix socket; a closed connection has none
+        with suppress(OSError, AttributeError, ValueError):  # of a unix socket; a closed connection has none
             info = self.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 128)
             return int.from_bytes(info[120:128], sys.byteorder) or -left  # bytes acknowledged, since Linux 4.1
         return -left

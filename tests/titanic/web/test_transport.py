@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
 
+import uvloop
 from support.each import each
 
 from titanic.web.protocol import SMALL, JoiningTransport
@@ -94,3 +96,19 @@ def test_nothing_is_sent_once_it_has_closed_by_itself() -> None:
         return inner.pieces
 
     assert asyncio.run(turn()) == [b"closed"]
+
+
+def test_what_a_client_has_taken_can_be_asked_after_its_end() -> None:
+    """A handler that fails after its client has gone closes the connection again."""
+
+    async def ask() -> int:
+        loop, (here, there) = asyncio.get_running_loop(), socket.socketpair()
+        with there:
+            inner, _ = await loop.connect_accepted_socket(asyncio.Protocol, here)
+            transport = JoiningTransport(inner, loop)
+            transport.close()
+            while transport.get_extra_info("socket").fileno() >= 0:
+                await asyncio.sleep(0)
+            return transport.taken()
+
+    assert uvloop.run(ask()) == 0
