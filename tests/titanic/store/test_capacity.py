@@ -7,6 +7,7 @@ from support.store_facts import accept_all, closed_range
 from titanic import Client, Refused
 from titanic.errors import StoreFull
 from titanic.store import NewRequest, Status
+from titanic.store.lmdb.capacity import divide
 from titanic.store.lmdb.store import LmdbStore
 
 NOW = 1_795_258_520_106_479
@@ -50,6 +51,12 @@ def full(store):
 def remembered(store):
     with store.read() as txn:
         return txn.counts().closed
+
+
+@pytest.mark.parametrize("size", [16 << 20, 1 << 30, 1 << 40])
+def test_requests_leave_room_for_replies_and_these_for_ends(size):
+    room = divide(size)
+    assert 0 < room.accept < room.reply < room.least < room.capacity - room.facts < room.capacity == size
 
 
 def test_of_many_small_requests_each_one_counts(store):

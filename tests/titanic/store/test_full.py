@@ -11,6 +11,7 @@ from support.torture import SEED, tally
 from titanic.errors import CapacityTooSmall, StoreFailed, StoreFull
 from titanic.store import MIN_CAPACITY, NewRequest, State, Status
 from titanic.store.lmdb.free_space import can_make_way
+from titanic.store.lmdb.schema import PAGE
 from titanic.store.lmdb.store import LmdbStore
 from titanic.store.lmdb.tools import check
 
@@ -398,6 +399,7 @@ def test_a_map_that_is_full_all_the_same_drops_the_transaction_and_no_more(store
     with pytest.raises(StoreFull) as raised:
         accept(store, NewRequest(b"echo", [bytes(12 << 20)]))
     assert isinstance(raised.value.__cause__, lmdb.MapFullError)
+    assert raised.value.used == (store.environment.env.info()["last_pgno"] + 1) * PAGE
     assert counts(store).requests == len(uuids)
     assert finish(store, uuids[0])
 
