@@ -40,6 +40,7 @@ from typing import NamedTuple, Protocol
 from broker.zmtp.frames import (
     COMMAND,
     FRAME_MEMORY,
+    FRAMES,
     HEAD,
     MORE,
     Buffer,
@@ -286,6 +287,7 @@ class Connection:
                 if isinstance(frame, OversizedMessage):
                     events.append(frame)
                 elif frame is not None:
+                    left -= len(self._reader.frames) // FRAMES  # it may come between those of a message
                     self._command(frame.flags, frame.body, events)
                 elif left >= 0:
                     self.has_more = self._reader.has_more
