@@ -89,7 +89,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     found.stop()
     java.shutdown()
     java.proc.communicate()
-    if classes.exists():
+    if classes.exists() and not java.proc.returncode:  # Java ends at once with a part of them
         CLASSES.parent.mkdir(exist_ok=True)
         Path(shutil.copy(classes, CLASSES.with_suffix(f".{os.getpid()}"))).replace(CLASSES)
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
