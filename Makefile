@@ -7,8 +7,8 @@ READY  := $(VENV)/.ready
 TOOLED := $(VENV)/.tooled
 BUILDER := $(VENV)/.builder
 RELEASER := $(VENV)/.releaser
-# Six more than there are cores: many tests wait, for clocks and for machines that boot.
-JOBS   ?= $(shell echo $$(( $$(nproc) + 6 )))
+# Four more than there are cores: many tests wait, for clocks and for machines that boot.
+JOBS   ?= $(shell echo $$(( $$(nproc) + 4 )))
 SAMPLE ?= 50
 SEED   ?= 3
 

@@ -159,7 +159,7 @@ def test_limits_outlast_a_kill(store: Path | str, tmp_path: Path) -> None:
         client.set_limits("mail", running=2)
         process.kill()
     with Process(*arguments, output=tmp_path / "out"), Client(endpoint, timeout=60) as client:
-        until(lambda: row_of(client)["limits"] == NONE | {"running": 2})
+        until(lambda: client.stats(services=True)["by_service"].get("mail", {}).get("limits") == NONE | {"running": 2})
         assert [one["act"] for one in client.audit()["acts"]] == ["limits"]
 
 
