@@ -157,7 +157,7 @@ class Connections:
         """Connections with output."""
         self._arrived: list[Arrival] = []
         self._buffer = memoryview(bytearray(MAX_READ_LARGE))
-        """What `recv` would allocate for each read, however little comes."""
+        """For all reads: `recv` would allocate as much for each, however little comes."""
         self.ready: dict[int, int] = {}
         """Descriptors with input or room for output, and these events; `take` handles them."""
         self._paused = False
@@ -167,7 +167,7 @@ class Connections:
         """Whether the last attempt to accept failed for lack of file descriptors or memory."""
         self.queued = QueuedBytes(max_bytes)
         self._look_at = 0.0
-        """When to search again for peers that read nothing; there were none."""
+        """When to search for peers that read nothing again, after none were found."""
         self._receiving: dict[PeerConnection, int] = {}
         """Connections with a large part of an incomplete message, and its bytes."""
         self.receiving = 0
@@ -477,8 +477,8 @@ class Connections:
         self._make_room(connection)
 
     def _make_room(self, connection: PeerConnection, more: int = 0) -> None:
-        """If too much is unread, of a peer's user or in all, connections of the user, or the IP address, with the most
-        end: those with the most, of those that read nothing. If no other waits, it may keep its message. `more`: bytes
+        """If too much is unread, of a peer's user or in all, disconnect peers that read nothing: those with the most,
+        of the user, or the IP address, with the most. If no other peer waits, it may keep its message. `more`: bytes
         for the peer."""
         queued = self.queued
         while (over := queued.total + more > queued.most) or queued.room(connection) < more:

@@ -87,7 +87,7 @@ class PeerConnection:
         self.sent_at = now
         """When it last took something of what waits for it, or that began to wait."""
         self.in_kernel = 0
-        """The bytes that the system had for it then."""
+        """Bytes that the system had for it then."""
         self.ending_at: float | None = None
         """When it is closed at the latest; None: it is not ending."""
         self._before: tuple[float, int] | None = None
@@ -111,8 +111,8 @@ class PeerConnection:
         self.sent_at, self.in_kernel = now, self._unread()
 
     def has_stalled(self, now: float, patience: float) -> bool:
-        """Return whether the peer has read nothing for `patience` seconds. The system reports that there is room only
-        when much was read, and that is of no use to a loop that stood still."""
+        """Return whether the peer has read nothing for `patience` seconds. The system is asked: it reports room only
+        after much was read, and a loop that stood still has not heard of it."""
         if now - self.sent_at < patience:
             return False
         left = self._unread()
@@ -122,7 +122,7 @@ class PeerConnection:
         return True
 
     def _unread(self) -> int:
-        """Return the bytes that the system has for the peer; 1: it does not say how many."""
+        """Return how many bytes the system has for the peer; 1 if it does not say."""
         import fcntl  # rarely needed
         import termios
 

@@ -85,7 +85,7 @@ HEAD = 32
 """Frames of an oversized message that are reported."""
 
 FRAMES = 10
-"""Frames that are read at once for each message: as many as one usually has."""
+"""Frames that are read in a round for each message of it: more than one usually has."""
 
 SKIPPED = 64
 """An oversized message may have so many times `max_frames`; then its connection ends."""
@@ -196,7 +196,7 @@ class FrameReader:
             self.has_more = not left
             return None
         finally:
-            self._data, self._at = (data, at) if at < end else (b"", 0)  # what was said last is not kept
+            self._data, self._at = (data, at) if at < end else (b"", 0)  # an idle connection keeps no data
             self.frames, self.size = frames, size
 
     def _add(self, flags: int, body: bytes, messages: list[list[bytes]]) -> None:

@@ -45,7 +45,7 @@ def die() -> None:
 
 
 def at_clock(clock: str) -> tuple[str, ...]:
-    """What gives a program another clock. The command `faketime` would be a process between, and leave it running."""
+    """Run a program with another clock. The command `faketime` would be its parent, and end alone."""
     (library,) = Path("/usr/lib").glob("*/faketime/libfaketime.so.1")
     return "env", f"LD_PRELOAD={library}", f"FAKETIME={clock}"
 

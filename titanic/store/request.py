@@ -224,7 +224,7 @@ class ClosedLayout(NamedTuple):
 
 
 _FIRST_TEXTS = 4
-"""Of the first format; each further one has one more."""
+"""Number of texts in the first format. Each later format has one more."""
 
 CLOSED_LAYOUTS = {
     0x81 + more: ClosedLayout.of(*LASTING_TEXTS[: _FIRST_TEXTS + more], "error")

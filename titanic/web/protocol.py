@@ -150,7 +150,7 @@ class GatewayProtocol(HttpToolsProtocol):
         super().resume_writing()
 
     def _await_reader(self, before: float = -math.inf) -> None:
-        """Disconnect a client that has read nothing since it had taken so much; else check later."""
+        """Disconnect the client if it has taken no more than `before`, at the last check; else check again later."""
         if (taken := self._answers.taken()) > before:
             if self._unread is not None:
                 self._unread.cancel()
@@ -243,8 +243,8 @@ class JoiningTransport(asyncio.Transport):
         return self._transport.get_extra_info(name, default)
 
     def taken(self) -> int:
-        """Return a number that grows while the client reads. What is left to write may not change then: the system
-        holds megabytes, and below TLS is another buffer."""
+        """Return a number that grows while the client reads. How much is left to write says less: the system, and TLS,
+        buffer megabytes."""
         left = self._transport.get_write_buffer_size()
         with suppress(OSError, AttributeError, ValueError):  # of a unix socket; a closed connection has none
             info = self.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 128)

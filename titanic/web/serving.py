@@ -37,7 +37,7 @@ KEEP_ALIVE = 20
 """Seconds after which an idle connection is closed."""
 
 MOST_SENDING = 86400.0
-"""Seconds for what is left of an answer when a connection with TLS is closed, of a client that reads it."""
+"""Seconds in which a client may read the rest of an answer after its TLS connection was closed here."""
 
 
 class WebServer:

@@ -272,38 +272,28 @@ def test_a_schema_of_somebody_else_stays_as_it_was(places: Places) -> None:
         assert connection.execute("SELECT count(*) FROM titanic.ship").fetchone() == (0,)
 
 
-def test_what_is_lost_on_the_way_is_noticed(places: Places) -> None:
-    class Forgetful(LmdbImport):
-        def put_keys(self, keys: list[StoredKey]) -> None:
-            super().put_keys(keys[1:])
+class ForgetsKey(LmdbImport):
+    def put_keys(self, keys: list[StoredKey]) -> None:
+        super().put_keys(keys[1:])
 
-    source, target = places("lmdb", "source"), places("lmdb", "target")
+
+class ForgetsReady(postgres_export.PostgresImport):
+    def _copy(self, tables: dict[str, Any]) -> None:
+        super()._copy(tables | {"ready": []})
+
+
+@pytest.mark.parametrize(
+    ("to", "import_", "fault"),
+    [
+        ("lmdb", ForgetsKey, r"27 keys.* instead of .*28 keys"),
+        pytest.param("postgres", ForgetsReady, r"problems?, the first: .+: ", marks=needs_postgres),
+    ],
+)
+def test_what_is_lost_on_the_way_is_noticed(places: Places, to: str, import_: Any, fault: str) -> None:
+    source, target = places("lmdb", "source"), places(to, "target")
     with open_store(source) as store:
         fill(store)
-    with (
-        pytest.raises(StoreCorrupt, match=r"27 keys.* instead of .*28 keys"),
-        open_export(source) as out,
-        Forgetful(target) as into,
-    ):
-        move(out, into, lambda doing, done, total: None)
-    with pytest.raises(NotAStore):
-        open_store(target)
-
-
-@needs_postgres
-def test_what_is_lost_on_the_way_into_a_database_is_a_problem(places: Places) -> None:
-    class Forgetful(postgres_export.PostgresImport):
-        def _copy(self, tables: dict[str, Any]) -> None:
-            super()._copy(tables | {"ready": []})
-
-    source, target = places("lmdb", "source"), places("postgres", "target")
-    with open_store(source) as store:
-        fill(store)
-    with (
-        pytest.raises(StoreCorrupt, match=r"problems?, the first: .+: "),
-        open_export(source) as out,
-        Forgetful(target) as into,
-    ):
+    with pytest.raises(StoreCorrupt, match=fault), open_export(source) as out, import_(target) as into:
         move(out, into, lambda doing, done, total: None)
     with pytest.raises(NotAStore):
         open_store(target)

@@ -19,8 +19,8 @@ CLOSED_LAYOUTS (store/request.py). Records from before the first release begin w
 
 To change a record: give it the next format number, keep the decoder of the old one, and write only the new.
 Records are never rewritten, so both will be found in a store until the old requests are closed. Only a change
-of the keys, or of what a database means, takes a new store format (STEPS in opening.py). A text more of a request needs
-another store format instead of another record format: LAYOUT (request_record.py).
+of the keys, or of what a database means, takes a new store format (STEPS in opening.py). A further text of a
+request takes a new store format, but no new record format: LAYOUT (request_record.py).
 
 Some readers take fields from a request's record without decoding it, at the places of the only format. With a second
 format each must ask for the format first: where the header is longer, the service's name moves, and they answer wrongly

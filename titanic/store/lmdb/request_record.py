@@ -84,9 +84,10 @@ LAYOUT = (
 )
 """The header. The sizes of further texts are between those of the service and the number of frames.
 
-There is room for two: `options_size` needs 16 bits (MAX_OPTIONS), so the other 16 are 0 in all records. Each can
-be read with `("options_size", "H"), ("tenant_size", "B"), ("", "x")` and the text behind the options: neither HEAD_SIZE
-nor a reader changes. Earlier versions would find damage: the store's format rises (STEPS in opening.py: `_nothing`)."""
+There is room for two more: `options_size` needs 16 bits (MAX_OPTIONS), and the other 16 are 0 in all records. So all
+can be read with `("options_size", "H"), ("tenant_size", "B"), ("", "x")` and the text behind the options: neither
+HEAD_SIZE nor a reader changes. Earlier versions would find damage: the store's format rises (STEPS in opening.py:
+`_nothing`)."""
 _HEADER = struct.Struct("<" + "".join(code for _, code in LAYOUT))
 HEADER_SIZE = _HEADER.size
 _REST = struct.Struct("<" + "".join(code for _, code in LAYOUT[5:]))  # the header from BODY on
