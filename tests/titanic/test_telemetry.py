@@ -219,8 +219,8 @@ def test_each_request_of_a_batch_has_a_span_if_that_is_wanted(
         uuids += client.submit_many("upper", [[b"f", b"F"]])
         uuids += [client.submit("upper", b"g")]
     assert len([*client.replies(uuids[:3], timeout=60)]) == 3
-    client.close(uuids[5])
     until(lambda: len(recorded.spans("process")) == 7)
+    client.close(uuids[5])
     created, sends = recorded.spans("create upper"), recorded.spans("send upper")
     assert [one.kind for one in created] == [SpanKind.PRODUCER] * 6
     assert [one.kind for one in sends] == [SpanKind.CLIENT] * 3 + [SpanKind.PRODUCER]
