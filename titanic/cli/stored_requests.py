@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
+from textwrap import wrap
 from typing import Any, BinaryIO
 
 import click
@@ -223,11 +224,7 @@ def show(uuid: str, body: bool, as_json: bool, **where: Any) -> None:
 
     \b
     uuid, service
-    owner, source            user who submitted it (with access control), and
-                             the IP address stated by a user with gateway =
-                             true, or else that of the connection; absent
-                             over ipc://, through a separate broker, or if
-                             the server submitted it
+    SUBMITTER_HELP
     state                    waiting, delayed, running, done, failed, expired
     paused                   true while it waits or is delayed and its service
                              is paused; absent
@@ -303,6 +300,14 @@ def show(uuid: str, body: bool, as_json: bool, **where: Any) -> None:
         click.echo(f"{name:<12} {head}")
         for line in more:
             click.echo(f"{'':<12} {line}")
+
+
+_SUBMITTER_HELP = [
+    line
+    for name, text in SUBMITTER_FIELDS.items()
+    for line in wrap(text, 78, initial_indent=f"{name:<25}", subsequent_indent=" " * 25)
+]
+show.help = (show.help or "").replace("SUBMITTER_HELP", "\n    ".join(_SUBMITTER_HELP))
 
 
 @command()

@@ -88,8 +88,13 @@ class ClosedStep(TypedDict):
     took: float | None
 
 
-SUBMITTER_FIELDS = ("owner", "source")
-"""Texts from the submitter or about it, by their names in RequestInfo; each is absent when it is empty."""
+SUBMITTER_FIELDS = {
+    "owner": "The user that submitted it, with access control.",
+    "source": "The IP address that it was submitted from: that stated by a user with gateway = true, or else that of "
+    "the connection; not over ipc://, through a separate broker, or if the server submitted it.",
+}
+"""Texts from the submitter or about it, by their names in RequestInfo, with descriptions, which the help of `titanic
+show` prints, too. Each is absent when it is empty."""
 
 
 class RequestInfo(TypedDict):
@@ -127,8 +132,8 @@ class RequestInfo(TypedDict):
     trace: NotRequired[str]
     """The `traceparent` that it was submitted with. This and what follows is absent when it was not given."""
     tracestate: NotRequired[str]
-    owner: NotRequired[Annotated[str, "The user that submitted it."]]
-    source: NotRequired[Annotated[str, "The IP address that it was submitted from."]]
+    owner: NotRequired[Annotated[str, SUBMITTER_FIELDS["owner"]]]
+    source: NotRequired[Annotated[str, SUBMITTER_FIELDS["source"]]]
     type: NotRequired[Annotated[str, "The content type of its body."]]
     digest: NotRequired[str]
     """A hash by which its submitter recognizes it."""
