@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Unpack
@@ -21,6 +21,7 @@ from support.nodes import cluster, heard_of_each_other
 from support.ports import free_port
 from support.postgres import needs_postgres
 from support.serving import config, with_broker
+from support.torture import LONG
 from support.waiting import until
 
 from broker import Worker
@@ -28,6 +29,7 @@ from broker.core import mmi
 from broker.core.mdp import KILLS, KNOWN_WORDS
 from titanic import Client, Server, current
 from titanic.cluster import notifications
+from titanic.errors import TimedOut
 from titanic.pool.core import ChildConfig, PoolConfig
 from titanic.pool.pool import Pool
 from titanic.protocol.submit_options import SubmitOptions
@@ -669,16 +671,24 @@ def test_deaths_at_an_older_broker(
         assert [client.show(one)["attempts"] for one in (uuid, held)] == [1, 1]
 
 
+@pytest.mark.torture(short=True)
 def test_a_job_that_holds_the_gil_ends_nothing(server: Server, client: Client, tmp_path: Path) -> None:
+    """When LONG until the job has ended, after ten minutes."""
     with pool(tmp_path, server, "--processes", "2") as worker:
         uuid = ask(client, "hold_gil", tmp_path)
         until(lambda: begun(tmp_path))
         (registered,) = client.workers()["workers"] or ()
         for _ in range(20):
             assert client.wait(ask(client, "whoami"), timeout=50)
+        assert client.show(uuid)["state"] == "running"
+        while LONG and client.show(uuid)["state"] == "running":
+            assert client.wait(ask(client, "whoami"), timeout=50)
+            with suppress(TimedOut):
+                client.wait(uuid, timeout=1)
         (row,) = client.workers()["workers"] or ()
         assert abs(row["registered_at"] - registered["registered_at"]) < 100_000, "it was never lost"
-        assert client.show(uuid)["state"] == "running"
+        info = client.show(uuid)
+        assert (info["state"], info["attempts"]) == (("done", 1) if LONG else ("running", 0))
         assert len(pids(worker)) == 2
 
 
