@@ -87,7 +87,7 @@ class ServerConfig:
     )
     closed_body_limit: int = setting(
         64 << 10,
-        "Largest body kept with a closed request. Closed requests are kept until their space is needed.",
+        "Largest body kept with a closed request.",
         unit="B",
         least=0,
         group=KEPT,
@@ -283,7 +283,7 @@ class OperatorSettings:
     )
     keep_closed: float = setting(
         0,
-        "How long to keep closed requests; 0: until their space is needed.",
+        "Maximum time to keep closed requests; 0: unlimited. They are dropped sooner when their space is needed.",
         unit="s",
         least=0,
         group=KEPT,

@@ -130,7 +130,7 @@ def entries(table: str, commands: Commands, explained: set[tuple[str, str]]) -> 
 def entry(place: str, key: str, option: click.Option, explained: set[tuple[str, str]]) -> Iterator[str]:
     """A key with its comment, which is omitted where a table above has the same."""
     text = re.sub(r"--([a-z][a-z-]*)", r"`\1`", option.help or "").replace("`key-file`", "`key`")
-    text = text.replace("; repeatable", "")
+    text = text.replace("; repeatable", "").replace(" Repeatable.", "")
     text, _, otherwise = text.removesuffix(".").partition("; default: ")
     default: Any = option.get_default(click.Context(click.Command("")))
     if isinstance(option.show_default, str) and place not in NOTES:

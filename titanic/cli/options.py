@@ -272,7 +272,8 @@ def declared(config: Any, name: str, *aliases: str, help: str = "", **settings: 
     given |= settings
     given["multiple"] = isinstance(given["default"], tuple)
     text = _option_names(help or fact.help)
-    text = text.removesuffix(".") + ("; repeatable." if given["multiple"] else ".")
+    text = text.removesuffix(".")
+    text += "." if not given["multiple"] else ". Repeatable." if ". " in text else "; repeatable."
     if fact.otherwise:
         text = f"{text.removesuffix('.')}; default: {fact.otherwise}."
     option_name = "--" + (fact.option or name).replace("_", "-")
@@ -456,13 +457,13 @@ class Database(StorePlace):
 DATABASE = Database()
 
 
-def broker_version(*versions: str, group: str = "") -> Decorator:
+def broker_version(*versions: str, group: str = "", help: str = MDP_HELP) -> Decorator:
     """`--mdp` of a command that registers workers; None: the broker is asked which version it speaks."""
     return option(
         "--mdp",
         type=click.Choice(versions),
         group=group,
-        help=MDP_HELP,
+        help=help,
     )
 
 

@@ -16,6 +16,7 @@ from titanic.cli.endpoint import BOUND, BROKER, Listen
 from titanic.cli.options import (
     FILE,
     KEY_NAMES,
+    MDP_HELP,
     STORE,
     broker_version,
     configured,
@@ -153,7 +154,7 @@ queue_options = together(
     declared(ServerConfig, "limits", metavar="NAME:WHAT=N,…", callback=service_limits),
     declared(ServerConfig, "attempt_timeout"),
     wire_options,
-    broker_version("0.2", "0.1", "majortomo", group=TRAFFIC),
+    broker_version("0.2", "0.1", "majortomo", group=TRAFFIC, help=f"With --broker: {MDP_HELP}"),
     declared(ServerConfig, "lanes"),
 )
 """The queue's options. Their parameters are fields of `ServerConfig`, `BrokerConfig` or `OperatorSettings`."""

@@ -281,7 +281,7 @@ def _watch(worker: Worker) -> None:
     help="When a request is cancelled, its command gets SIGTERM, and SIGKILL after this time.",
 )
 @option("--everywhere", is_flag=True, help="Register with every endpoint.")
-@declared(ChildConfig, "otel")
+@declared(ChildConfig, "otel", help="Record OpenTelemetry spans and metrics; `opentelemetry-instrument` exports them.")
 @option("--jobs", "-j", type=click.IntRange(1, 500), metavar="N", default=1, help="Requests processed at once.")
 @log_options
 @metrics_options
@@ -317,11 +317,10 @@ def work(
     For a stored request, the command's environment contains TITANIC_UUID, TITANIC_ATTEMPT (from 1), TITANIC_ATTEMPTS
     (the maximum), TITANIC_DELIVERY (more than TITANIC_ATTEMPT if some deliveries did not count as attempts),
     TITANIC_DEADLINE (seconds since 1970, if there is a limit), and TRACEPARENT, TRACESTATE and TITANIC_TYPE (the
-    content type) if it was submitted with them.
+    content type) if the request has them.
 
-    With several endpoints, each job picks one at random; on failure it tries the next. With --everywhere it registers
-    with every endpoint and runs one request at a time. A second request that arrives meanwhile is returned after 0.2 s,
-    and the other brokers send no more until the first is done.
+    With --everywhere the worker registers with every endpoint, and runs --jobs requests at once in all. When all jobs
+    have been busy for 0.2 s, it returns waiting requests, and gets no more until one is done.
 
     Stops on SIGTERM or SIGINT when the running commands are done. A second signal stops the commands and the worker at
     once; their requests go to other workers.
