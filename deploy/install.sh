@@ -276,7 +276,7 @@ do_uninstall() {
         ! id titanic-web >/dev/null 2>&1 || userdel titanic-web
         echo "Titanic was removed, with its settings, data and backups"
     else
-        echo "Titanic was removed; /etc/titanic, /var/lib/titanic, /var/backups/titanic and the user titanic were kept"
+        echo "Titanic was removed; /etc/titanic, /var/lib/titanic, /var/backups/titanic and both users were kept"
     fi
 }
 

@@ -273,7 +273,7 @@ def workers(as_json: bool, reach: EndpointReach) -> None:
     many requests it takes at a time, HEARD the age of its last message, VERSION the version that it reports. A
     second table lists all requests, the longest-running first; a dash means a plain request, which is not stored.
 
-    Only the number of workers of each service is known if the broker is a separate process, or if you have neither
+    Only each service's slots, shown as WORKERS, are known if the broker is a separate process, or if you have neither
     metrics = true nor read = "all". If servers share a store, each lists its own workers.
 
     To drain a worker, stop its unit, or send SIGTERM to PID at HOST. The worker takes no more requests, and exits when

@@ -315,9 +315,9 @@ def work(
     all processes that it started get SIGTERM, and SIGKILL after --kill-after.
 
     For a stored request, the command's environment contains TITANIC_UUID, TITANIC_ATTEMPT (from 1), TITANIC_ATTEMPTS
-    (the maximum), TITANIC_DELIVERY (more than TITANIC_ATTEMPT if some deliveries did not count as attempts),
-    TITANIC_DEADLINE (seconds since 1970, if there is a limit), and TRACEPARENT, TRACESTATE and TITANIC_TYPE (the
-    content type) if the request has them.
+    (the maximum), TITANIC_DELIVERY (more than TITANIC_ATTEMPT if some deliveries did not count as attempts), and, if
+    the request has them, TITANIC_DEADLINE (of its --limit, in seconds since 1970), TRACEPARENT, TRACESTATE and
+    TITANIC_TYPE (the content type).
 
     With --everywhere the worker registers with every endpoint, and runs --jobs requests at once in all. When all jobs
     have been busy for 0.2 s, it returns waiting requests, and gets no more until one is done.

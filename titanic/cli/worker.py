@@ -82,7 +82,7 @@ def worker(
     requests if possible. A process is killed when a task exceeds its limit by --watchdog, unless the task has
     on_limit="cancel" or "leave".
 
-    --endpoint and --key-file default to those of the app.
+    --endpoint, --key-file and --server-key default to the app's.
 
     Stops on SIGTERM or SIGINT when the server has the replies of the running tasks. After --grace it stops the tasks
     and exits with 1. A second signal stops them at once. Stopped requests go to other workers.
