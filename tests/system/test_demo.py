@@ -57,6 +57,15 @@ def test_all_is_well(files: Path, temporary: Path) -> None:
     assert mentioning(temporary) == []
 
 
+def instead(temporary: Path, script: str) -> str:
+    """A PATH on which `sha256sum` is this script."""
+    bin_ = temporary.parent / "bin"
+    bin_.mkdir()
+    (bin_ / "sha256sum").write_text(f"#!/bin/sh\n{script}\n")
+    (bin_ / "sha256sum").chmod(0o755)
+    return f"{bin_}{os.pathsep}{os.environ['PATH']}"
+
+
 LIES = {
     "a wrong reply": "cat >/dev/null; echo 0000000000000000000000000000000000000000000000000000000000000000  -",
     "no answer at all": "cat >/dev/null",
@@ -65,11 +74,7 @@ LIES = {
 
 @pytest.mark.parametrize("lie", ["a wrong reply", pytest.param("no answer at all", marks=pytest.mark.torture)])
 def test_a_wrong_reply_fails_it(files: Path, temporary: Path, lie: str) -> None:
-    bin_ = temporary.parent / "bin"
-    bin_.mkdir()
-    (bin_ / "sha256sum").write_text(f"#!/bin/sh\n{LIES[lie]}\n")
-    (bin_ / "sha256sum").chmod(0o755)
-    done = titanic("demo", files, TMPDIR=str(temporary), PATH=f"{bin_}{os.pathsep}{os.environ['PATH']}")
+    done = titanic("demo", files, TMPDIR=str(temporary), PATH=instead(temporary, LIES[lie]))
     text = done.out.decode()
     assert done.code == 1
     assert "20 requests acknowledged, 0 replies correct, 20 wrong, 0 lost" in text
@@ -121,7 +126,9 @@ def test_nothing_to_show(temporary: Path) -> None:
     ],
 )
 def test_interrupted_it_leaves_nothing_behind(files: Path, temporary: Path, stage: str, number: int) -> None:
-    with running(temporary.parent / "log", "demo", files, TMPDIR=str(temporary), PYTHONUNBUFFERED="1") as one:
+    endless = instead(temporary, f'until [ -z "$(ls -A {temporary})" ]; do sleep 0.1; done')  # it is still at work
+    env = {"TMPDIR": str(temporary), "PATH": endless, "PYTHONUNBUFFERED": "1"}
+    with running(temporary.parent / "log", "demo", files, **env) as one:
         assert one.process.stdout is not None
         assert any(stage in line.decode() for line in one.process.stdout)
         one.send(number)
