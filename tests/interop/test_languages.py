@@ -14,6 +14,7 @@ import pytest
 from support.access_files import AccessFiles
 from support.cli_titanic import running, serving
 from support.made_programs import INTEROP, in_node, needs, shared_folder
+from support.ports import free_port
 from support.waiting import PATIENCE
 
 from broker import Broker, Worker, public_key
@@ -53,13 +54,13 @@ def test_a_client_and_a_worker_in_node(folder: Path, tmp_path: Path, *, keys: bo
     pair = load_secret(files.secret("alice"))
     half = {"Server": public_key(files.server_key), "Public": pair.public.decode(), "Secret": pair.secret.decode()}
     added = ", ".join(f"curve{name}Key: {key!r}" for name, key in half.items())
-    endpoint = "tcp://127.0.0.1:*"
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
     with ExitStack() as stack:
         for number in "12":
             at = "--store", tmp_path / f"store-{number}", "--bind", endpoint
             log = tmp_path / f"serve-{number}.log"
             server = stack.enter_context(running(log, "serve", *at, *(files.options if keys else ())))
-            endpoint = server.says(r"serving at (tcp://[\d.:]+)")[1]
+            server.says(f"serving at {endpoint}")
             if number == "1":
                 options = (files.server_key, files.secret("alice")) if keys else ()
                 process = stack.enter_context(subprocess.Popen([*worker, endpoint, "upper", *options]))

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import zmq
 from support.cli_titanic import Running, running, serving
+from support.ports import free_port
 from support.serving import serving as serving_here
 from support.waiting import PATIENCE, until
 
@@ -48,7 +49,7 @@ class Place:
         self._stack = stack
         self._apart = apart
         self._front: Running
-        self.endpoint = "tcp://127.0.0.1:*"
+        self.endpoint = f"tcp://127.0.0.1:{free_port()}"
         self.start()
         if apart:
             server = running(folder / "serve.log", "serve", "--broker", self.endpoint, "--store", folder / "store")
@@ -59,7 +60,7 @@ class Place:
         where = ["broker"] if self._apart else ["serve", "--store", self._folder / "store"]
         log = self._folder / f"{where[0]}-front.log"
         self._front = self._stack.enter_context(running(log, *where, "--bind", self.endpoint, *self._options))
-        self.endpoint = self._front.says(r"(?:serving|broker) at (tcp://[\d.:]+)")[1]
+        self._front.says(rf"(?:serving|broker) at {self.endpoint}")
 
     def kill(self) -> None:
         self._front.kill()
