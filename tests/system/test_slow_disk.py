@@ -18,11 +18,11 @@ SYNC = 200_000
 def test_others_are_served_and_heartbeats_go_on_while_a_slow_disk_syncs(tmp_path: Path) -> None:
     slow = ("strace", "-D", "-f", "--seccomp-bpf", "-o", "/dev/null", "-e", "trace=fdatasync")
     program = (*slow, "-e", f"inject=fdatasync:delay_exit={SYNC}", sys.executable, "-m", "titanic")
-    serve = ("serve", "--bind", "tcp://127.0.0.1:*", "--store", str(tmp_path / "store"), "--heartbeat", "0.5")
+    serve = ("serve", "--bind", "tcp://127.0.0.1:*", "--store", str(tmp_path / "store"), "--heartbeat", "1")
     with running(tmp_path / "serve.log", *serve, program=program) as server:
         endpoint = server.says(r"serving at (\S+);")[1]
         with (
-            Worker("echo", lambda frames: frames, endpoint, config=WorkerConfig(heartbeat_interval=0.5)),
+            Worker("echo", lambda frames: frames, endpoint, config=WorkerConfig(heartbeat_interval=1)),
             raw_client(endpoint) as submitting,
             raw_client(endpoint) as asking,
         ):

@@ -116,7 +116,11 @@ def test_wait_in_vain(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     assert client.reply(uuid) is None
 
 
-def test_a_wait_in_vain_tells_of_the_last_error(server: Server, client: Client) -> None:
+def test_a_wait_in_vain_tells_of_the_last_error(
+    server: Server, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("titanic.client.calls.LEAST_LOOK", 30.0)
+
     def fail(_: list[bytes]) -> bytes:
         raise ValueError("no such\npicture")
 

@@ -252,22 +252,23 @@ def test_two_of_one_name_are_refused(client: Client) -> None:
 
 def test_a_scheduler_runs_what_it_is_asked_to(client: Client) -> None:
     """Once, whichever scheduler finds it first; also while the schedule is paused."""
-    hourly = Schedule("hourly", "absent", ["all", "of it"], every=3600, options={"priority": 7})
-    schedulers = [Scheduler(client, [hourly, Schedule("other", "absent", every=3600)]) for _ in range(2)]
-    pause_schedule(client, "hourly")
+    third = 86_400 * 120  # no tick of it is in this minute
+    yearly = Schedule("thirds", "absent", ["all", "of it"], every=third, options={"priority": 7})
+    schedulers = [Scheduler(client, [yearly, Schedule("other", "absent", every=third)]) for _ in range(2)]
+    pause_schedule(client, "thirds")
     for count in (1, 2):
-        ask_to_run(client, "hourly")
-        ask_to_run(client, "hourly")
-        (mark,) = (row["uuid"] for row in client.list(service="cron.paused")[0] if row["key"] == "cron:hourly:asked")
+        ask_to_run(client, "thirds")
+        ask_to_run(client, "thirds")
+        (mark,) = (row["uuid"] for row in client.list(service="cron.paused")[0] if row["key"] == "cron:thirds:asked")
         for scheduler in schedulers:
             assert scheduler.once() == []
         rows = client.list(service="absent")[0]
         assert len(rows) == count
-        assert (rows[-1]["key"], rows[-1]["priority"]) == (f"cron:hourly:run:{mark}", 7)
+        assert (rows[-1]["key"], rows[-1]["priority"]) == (f"cron:thirds:run:{mark}", 7)
         assert client.look(rows[-1]["uuid"]).body == [b"all", b"of it"]
         with pytest.raises(UnknownRequest):
             client.show(mark)
-    assert paused_schedules(client, ["hourly"])
+    assert paused_schedules(client, ["thirds"])
 
 
 def test_a_scheduler_that_dies_before_it_closes_the_mark(client: Client) -> None:
