@@ -107,7 +107,8 @@ class Machine:
         return self.does("systemctl", "show", "--value", "--property", name, unit)
 
     def journal(self, *arguments: str) -> str:
-        """What the journal has of Titanic."""
+        """What the journal has of Titanic, with all that was said before."""
+        self.run("journalctl", "--sync")
         return self.run("journalctl", "--no-pager", "--quiet", "-o", "cat", *(arguments or ("-u", "titanic*"))).out
 
     def until(self, look: Callable[[], Found | None]) -> Found:
