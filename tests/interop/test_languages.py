@@ -88,7 +88,8 @@ def test_the_client_closes_no_request_that_has_not_ended(folder: Path, tmp_path:
         return ["200"]
 
     with served({"titanic.submit": submit, "titanic.wait": lambda _: ["500 busy"], "titanic.close": other}) as endpoint:
-        assert client(script, endpoint, ("5_000", "500")).stdout == "[ '500 busy' ]\n"
+        quickly = ("5_000", "500"), ("tries = 3", "tries = 100")
+        assert client(script, endpoint, *quickly).stdout == "[ '500 busy' ]\n"
     assert submissions[:2] == [b'{"key":"shop: order 7"}'] * 2
     with served({"titanic.submit": lambda _: ["500 store full"], "titanic.wait": other}) as endpoint:
         assert "Error: 500 store full" in client(script, endpoint).stderr
