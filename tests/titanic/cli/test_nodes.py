@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -49,6 +50,8 @@ def test_a_node_with_another_limit_of_a_service_is_refused(url: str, tmp_path: P
         with running(tmp_path / "log2", "serve", *common, *same) as b:
             b.says("serving at ")
             until(lambda: a.config.limits == {**limits, b"y": ServiceLimits(waiting=5)})
+            b.send(signal.SIGTERM)
+            assert b.ends() == 0
     with Server(config(tmp_path, store=url, limits={b"x": ServiceLimits(running=8)})) as alone:
         assert alone.config.limits == {b"x": ServiceLimits(running=8), b"y": ServiceLimits(waiting=5)}
 
@@ -136,6 +139,8 @@ def test_a_node_that_was_killed_stays_in_the_list_until_it_is_back(url: str, tmp
         with running(log, "serve", *options) as b:
             until(lambda: [row["lease"] is not None for row in client.nodes()] == [True, True])
             assert problems() == []
+            b.send(signal.SIGTERM)
+            assert b.ends() == 0
         until(lambda: [row["name"] for row in client.nodes()] == ["a"])
 
 

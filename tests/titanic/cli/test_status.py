@@ -211,11 +211,13 @@ def test_health_that_is_asked_wrongly_is_unknown(wrong: tuple[str, ...]) -> None
 
 
 def test_services_show_what_they_did_before_a_restart(tmp_path: Path) -> None:
-    with serving(tmp_path) as (_, endpoint), Client(endpoint) as client:
+    with serving(tmp_path) as (server, endpoint), Client(endpoint) as client:
         with Worker("echo", lambda frames: frames, endpoint):
             client.wait(client.submit("echo", b"x"), timeout=60)
         client.submit("absent", b"x")
         until(lambda: client.facts()["services"]["echo"]["succeeded"] == 1)
+        server.send(signal.SIGTERM)
+        assert server.ends() == 0
     with serving(tmp_path) as (_, endpoint):
         found = here("services", "--json", "--endpoint", endpoint).json
         assert (found["services"]["echo"]["succeeded"], found["services"]["absent"]["waiting"]) == (1, 1)
