@@ -219,12 +219,15 @@ def test_freelance_servers_find_out_where_they_are(tmp_path: Path) -> None:
             assert ask("freelance", "hello", "--endpoint", endpoint, "--timeout", "30") == (0, b"hello", "")
 
 
-BEAT = ("--heartbeat", "0.5")
+BEAT, SLOW = ("--heartbeat", "0.5"), ("--heartbeat", "1")
+"""An active server that stands still for two heartbeats may be active no more."""
 
 
-def star(log: Path, role: str, bind: str, state: str, peer: str) -> AbstractContextManager[Running]:
+def star(
+    log: Path, role: str, bind: str, state: str, peer: str, beat: tuple[str, str] = BEAT
+) -> AbstractContextManager[Running]:
     binds = ("--bind", bind, "--bind-state", state, "--peer", peer)
-    return running(log, "pattern", "binary-star", "server", role, *binds, *BEAT, *SHOUT)
+    return running(log, "pattern", "binary-star", "server", role, *binds, *beat, *SHOUT)
 
 
 def test_binary_star_fails_over_and_back(tmp_path: Path) -> None:
@@ -250,10 +253,10 @@ def test_binary_star_fails_over_and_back(tmp_path: Path) -> None:
 def test_binary_star_with_two_active_servers_ends(tmp_path: Path) -> None:
     """Each is alone when it is asked; then one hears the other."""
     a, b, state_a, state_b = (f"ipc://{tmp_path}/{name}" for name in ("a", "b", "state-a", "state-b"))
-    patient = (*BEAT, "--retries", "50")
-    with star(tmp_path / "one.log", "primary", a, state_a, state_b) as one:
+    patient = (*SLOW, "--retries", "50")
+    with star(tmp_path / "one.log", "primary", a, state_a, state_b, SLOW) as one:
         assert ask("binary-star", "x", "--primary", a, "--backup", a, *patient).out == b"X"
-        with star(tmp_path / "two.log", "primary", b, state_b, f"ipc://{tmp_path}/nowhere"):
+        with star(tmp_path / "two.log", "primary", b, state_b, f"ipc://{tmp_path}/nowhere", SLOW):
             assert ask("binary-star", "y", "--primary", b, "--backup", b, *patient).out == b"Y"
             assert one.ends() == 1
     assert "both servers are active: they lost contact" in one.log.read_text()
@@ -273,10 +276,10 @@ def test_binary_star_with_two_of_the_same_ends(role: str, tmp_path: Path) -> Non
 
 def test_an_active_binary_star_goes_on_beside_another_of_its_kind(tmp_path: Path) -> None:
     a, b, state_a, state_b = (f"ipc://{tmp_path}/{name}" for name in ("a", "b", "state-a", "state-b"))
-    ask_it = ("binary-star", "x", "--primary", a, "--backup", a, *BEAT, "--retries", "50")
-    with star(tmp_path / "one.log", "primary", a, state_a, state_b) as one:
+    ask_it = ("binary-star", "x", "--primary", a, "--backup", a, *SLOW, "--retries", "50")
+    with star(tmp_path / "one.log", "primary", a, state_a, state_b, SLOW) as one:
         assert ask(*ask_it).out == b"X"
-        with star(tmp_path / "two.log", "primary", b, state_b, state_a) as two:
+        with star(tmp_path / "two.log", "primary", b, state_b, state_a, SLOW) as two:
             assert two.ends() == 1
         assert ask(*ask_it).out == b"X"
         assert one.log.read_text().count("passive") == 0
