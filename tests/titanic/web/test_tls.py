@@ -141,7 +141,6 @@ def test_who_does_not_begin_is_sent_away(
 def test_who_reads_slowly_gets_all_of_a_large_answer_and_who_reads_nothing_is_sent_away(
     authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tls: bool
 ) -> None:
-    monkeypatch.setattr(protocol, "UNREAD", 1.0)
     with secured(tmp_path / "access", **files(authority, tmp_path) if tls else {}) as scene:
         http = scene.program("alice")
         uuid = http.post("/v1/services/large/requests", content=b"x").json()["uuid"]
@@ -151,6 +150,7 @@ def test_who_reads_slowly_gets_all_of_a_large_answer_and_who_reads_nothing_is_se
         head = f"Host: {where.netloc}\r\nAuthorization: {http.headers['authorization']}\r\nConnection: "
         connections: set[GatewayProtocol] = scene.web._server.server_state.connections  # type: ignore[assignment]
         for periods, option in ((3, "close"), (0, "close"), (0, "keep-alive")):
+            monkeypatch.setattr(protocol, "UNREAD", PATIENCE if periods else 1.0)  # who reads is looked at by hand
             before = connections.copy()
             with ExitStack() as stack:
                 one = stack.enter_context(socket.socket())
@@ -168,9 +168,11 @@ def test_who_reads_slowly_gets_all_of_a_large_answer_and_who_reads_nothing_is_se
                 until(lambda peer=peer: peer._unread)
                 read = 0
                 for _ in range(periods):
-                    timer, end = peer._unread, read + (128 << 10)
+                    taken, timer, end = peer._answers.taken(), peer._unread, read + (128 << 10)
                     while read < end:
                         read += len(one.recv(16 << 10))
+                    until(lambda peer=peer, taken=taken: peer._answers.taken() > taken)
+                    peer.loop.call_soon_threadsafe(peer._await_reader, taken)
                     until(lambda peer=peer, timer=timer: peer._unread is not timer or peer not in connections)
                 until(lambda peer=peer, periods=periods: periods or peer not in connections)
                 with suppress(ConnectionError, ssl.SSLError):
