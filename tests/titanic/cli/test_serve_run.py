@@ -13,7 +13,7 @@ import pytest
 from support.cli_titanic import here, running, serving
 from support.service_manager import Manager
 from support.shortages import no_more_threads
-from support.waiting import until
+from support.waiting import PATIENCE, until
 
 from titanic.cli.serve_run import Stop
 from titanic.errors import StoreError
@@ -180,10 +180,14 @@ def test_the_watchdog_hears_nothing_while_a_commit_is_stuck(tmp_path: Path, mana
         slow = "inject=fdatasync:delay_enter=600000000"
         pid = str(server.process.pid)
         strace = ("strace", "-f", "-q", "-e", "trace=fdatasync", "-e", slow, "-o", f"{tmp_path}/trace", "-p", pid)
-        with running(tmp_path / "strace.log", program=strace):
+        with running(tmp_path / "strace.log", program=strace) as tracing:
             until(lambda: all(tracer(task) for task in Path(f"/proc/{pid}/task").iterdir()))
-            assert here("submit", "s", "x", "--endpoint", endpoint, "--timeout", "0.1").code == 3
-            until(lambda: manager.silent("WATCHDOG", 1.5))
+            submit = ("submit", "s", "x", "--endpoint", endpoint, "--timeout", f"{PATIENCE}")
+            with running(tmp_path / "submit.log", *submit) as client:
+                until(lambda: manager.silent("WATCHDOG", 1.5))
+                assert client.process.poll() is None
+                tracing.end()
+                assert client.ends() == 0
         manager.hears("WATCHDOG")
         until(lambda: b'"waiting": 1' in here("status", "--json", "--endpoint", endpoint).out)
 
