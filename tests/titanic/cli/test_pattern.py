@@ -15,6 +15,7 @@ import click
 import pytest
 from support.cli_titanic import Ended, Running, here, running
 from support.each import each
+from support.ports import free_port
 from support.waiting import PATIENCE, until
 
 from broker import Worker, WorkerConfig
@@ -82,11 +83,16 @@ def ask(name: str, *arguments: str) -> Ended:
     return here("pattern", name, "client", *arguments)
 
 
+def lasting() -> str:
+    """Where a server can be started again after it was killed: nobody else gets the port meanwhile."""
+    return f"tcp://127.0.0.1:{free_port()}"
+
+
 SHOUT = ("--", "tr", "a-z", "A-Z")
 
 
 def test_lazy_pirate_survives_its_server(tmp_path: Path) -> None:
-    with running(tmp_path / "1", "pattern", "lazy-pirate", "server", "--bind", "tcp://127.0.0.1:*", *SHOUT) as server:
+    with running(tmp_path / "1", "pattern", "lazy-pirate", "server", "--bind", lasting(), *SHOUT) as server:
         endpoint = server.says(r"server at (\S+)")[1]
         patient = ("--endpoint", endpoint, "--timeout", "0.3", "--retries", "90")
         assert ask("lazy-pirate", "hello", *patient) == (0, b"HELLO", "")
@@ -123,7 +129,7 @@ def test_majordomo_async_survives_a_restart_of_the_broker(tmp_path: Path) -> Non
         return frames
 
     (tmp_path / "lines.txt").write_text("\n".join(lines))
-    with running(tmp_path / "broker1", "broker", "--bind", "tcp://127.0.0.1:*") as broker:
+    with running(tmp_path / "broker1", "broker", "--bind", lasting()) as broker:
         endpoint = broker.says(r"broker at (\S+)")[1]
         many = ("--lines", tmp_path / "lines.txt", "--window", "200", "--timeout", "2", "--retries", "300")
         with (
@@ -147,7 +153,7 @@ def test_majordomo_async_survives_a_restart_of_the_broker(tmp_path: Path) -> Non
 
 def test_idempotent_workers_execute_once_also_when_the_broker_is_restarted(tmp_path: Path) -> None:
     book = tmp_path / "payments.txt"
-    with running(tmp_path / "broker1", "broker", "--bind", "tcp://127.0.0.1:*") as broker:
+    with running(tmp_path / "broker1", "broker", "--bind", lasting()) as broker:
         endpoint = broker.says(r"broker at (\S+)")[1]
         at = ("--endpoint", endpoint)
         work = ("pattern", "idempotent", "worker", "pay", *at, "--jobs", "3", "--", "tee", "-a", book)
@@ -288,7 +294,7 @@ def test_an_active_binary_star_goes_on_beside_another_of_its_kind(tmp_path: Path
 def test_generaldomo_survives_its_broker(tmp_path: Path) -> None:
     with running(
         tmp_path / "1",
-        *("pattern", "generaldomo", "broker", "--bind", "tcp://127.0.0.1:*", "--bind-server", "tcp://127.0.0.1:*"),
+        *("pattern", "generaldomo", "broker", "--bind", lasting(), "--bind-server", lasting()),
     ) as broker:
         router, server = broker.says(r"broker at (\S+), for CLIENT sockets at (\S+)").groups()
         work = ("pattern", "generaldomo", "worker", "upper", "--endpoint", server, *SHOUT)
@@ -420,7 +426,7 @@ def test_scatter_says_what_was_not_sent(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["simple-pirate", "paranoid-pirate"])
 def test_pirates_survive_their_queue_and_a_hung_worker(kind: str, tmp_path: Path) -> None:
     beat = ("--heartbeat", "0.1") if kind == "paranoid-pirate" else ()
-    binds = ("--bind", "tcp://127.0.0.1:*", "--bind-workers", "tcp://127.0.0.1:*")
+    binds = ("--bind", lasting(), "--bind-workers", lasting())
     with running(tmp_path / "queue1", "pattern", kind, "queue", *binds, *beat) as queue:
         front, back = queue.says(r"queue at (\S+), for workers at (\S+)").groups()
         work = ("pattern", kind, "worker", "--endpoint", back, *beat, *SHOUT)

@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 import lmdb
 import pytest
 from support.cli_titanic import here, running, serving, titanic
+from support.ports import free_port
 from support.raw_mdp import raw_worker
 from support.waiting import until
 
@@ -99,7 +100,7 @@ def test_a_broker_stops_too(tmp_path: Path) -> None:
 
 
 def test_the_port_is_free_again_right_after_a_kill(tmp_path: Path) -> None:
-    with serving(tmp_path) as (server, endpoint):
+    with serving(tmp_path, bind=f"tcp://127.0.0.1:{free_port()}") as (server, endpoint):
         uuid = here("submit", "s", "x", "--endpoint", endpoint).line
         server.kill()
     with serving(tmp_path, bind=endpoint):
