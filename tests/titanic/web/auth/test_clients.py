@@ -142,8 +142,8 @@ def test_refusals_are_kept_until_the_server_has_them(tmp_path: Path) -> None:
     """With the minute and the address of each."""
     endpoint, audit = f"ipc://{tmp_path}/here", Audit(now_us=lambda: 120_000_000)
 
-    async def report(user: str | None = ANYBODY) -> None:
-        here = Clients(WebSettings((endpoint,), bind=("127.0.0.1", 0), timeout=1))
+    async def report(user: str | None = ANYBODY, timeout: float = 0.3) -> None:
+        here = Clients(WebSettings((endpoint,), bind=("127.0.0.1", 0), timeout=timeout))
         try:
             await here.report(audit, user)
         finally:
@@ -155,8 +155,8 @@ def test_refusals_are_kept_until_the_server_has_them(tmp_path: Path) -> None:
     asyncio.run(report())  # no server
     audit.refused("", "login", "198.51.0.0")
     with serving(tmp_path, bind=(endpoint,)), Client(endpoint) as client:
-        asyncio.run(report())
-        asyncio.run(report())
+        asyncio.run(report(timeout=TRY))
+        asyncio.run(report(timeout=TRY))
         rows = client.audit(refusals=True, limit=1000)["refusals"]
         rest = client.audit(refusals=True, limit=1000, address="(others)")["refusals"]
         assert {row["at"] for row in rows} == {120_000_000}
