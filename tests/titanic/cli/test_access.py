@@ -143,13 +143,13 @@ def test_users_that_may(file: Path) -> None:
 def test_expiry_is_shown_and_compared(file: Path) -> None:
     old = file.with_name("old.toml")
     old.write_text(CHANGED)
-    file.write_text(CHANGED.replace("admin = true\n", "admin = true\nexpires = 2027-06-30\n"))
+    file.write_text(CHANGED.replace("admin = true\n", "admin = true\nexpires = 2200-06-30\n"))
     where = ("--access", file)
     lines = here("access", "who", "submit", "mail.x", *where).out.decode().splitlines()
-    assert [line.split()[-1] for line in lines] == ["EXPIRES", "never", "2027-06-30"]
+    assert [line.split()[-1] for line in lines] == ["EXPIRES", "never", "2200-06-30"]
     found = here("access", "who", "submit", "mail.x", "--json", *where).json
-    assert [one["expires"] for one in found] == [None, "2027-06-30"]
-    assert here("access", "diff", old, file).line == "+ op.a: expires 2027-06-30"
+    assert [one["expires"] for one in found] == [None, "2200-06-30"]
+    assert here("access", "diff", old, file).line == "+ op.a: expires 2200-06-30"
 
 
 def test_a_user_is_added(file: Path) -> None:
