@@ -128,14 +128,15 @@ def test_no_redirection_leaves_the_host(scene: Secured, path: str) -> None:
 
 def test_cookies_over_https_are_bound_to_the_prefix(tmp_path: Path) -> None:
     with secured(tmp_path / "access", prefix="/queue", behind_tls=True) as scene:
-        answer = httpx.post(f"{scene.url}/queue/login", data={"token": TOKENS["chief"], "next": "/"})
+        answer = httpx.post(f"{scene.url}/queue/login", data={"token": TOKENS["chief"], "next": "/"}, timeout=PATIENCE)
         name, _, rest = answer.headers["set-cookie"].partition("=")
         assert re.fullmatch(r"__Secure-titanic-\d+-queue", name)
         assert {"Path=/queue", "Secure", "HttpOnly"} <= set(rest.split("; "))
         cookie = f"{name}={rest.partition(';')[0]}"
-        assert httpx.get(f"{scene.url}/queue/v1/session", headers={"Cookie": cookie}).json()["user"] == "chief"
+        session = f"{scene.url}/queue/v1/session"
+        assert httpx.get(session, headers={"Cookie": cookie}, timeout=PATIENCE).json()["user"] == "chief"
         planted = cookie.removeprefix("__Secure-")  # a page without HTTPS could set it
-        assert httpx.get(f"{scene.url}/queue/v1/session", headers={"Cookie": planted}).status_code == 401
+        assert httpx.get(session, headers={"Cookie": planted}, timeout=PATIENCE).status_code == 401
 
 
 @each("prefix", ["queue", "//x", "/a//b", "/../x", "/a/.", '/"x', "/a b", "/%71", "http://x/y"])

@@ -6,7 +6,7 @@ import httpx
 import pytest
 from support.cli_titanic import here
 from support.pages import page_of
-from support.waiting import until
+from support.waiting import PATIENCE, until
 from support.web_secured import TOKENS, Secured
 
 from titanic import Client, Forbidden
@@ -62,6 +62,7 @@ def test_the_source_is_the_clients_address_for_users_with_that_permission(scene:
         """Those of three requests from another address than the gateway's, one posted, two in a batch."""
         with httpx.Client(
             base_url=scene.url,
+            timeout=PATIENCE,
             transport=httpx.HTTPTransport(local_address="127.0.0.2", verify=False),
             headers={"Authorization": f"Bearer {TOKENS[user]}", "X-Forwarded-For": "192.0.2.1"},
         ) as client:
@@ -85,6 +86,7 @@ def test_the_audit_names_the_way_and_the_clients_address(scene: Secured) -> None
     uuids = [scene.program("alice").post("/v1/services/echo/requests", content=b"x").json()["uuid"] for _ in range(2)]
     with httpx.Client(
         base_url=scene.url,
+        timeout=PATIENCE,
         transport=httpx.HTTPTransport(local_address="127.0.0.3", verify=False),
         headers={"Authorization": f"Bearer {TOKENS['chief']}"},
     ) as client:

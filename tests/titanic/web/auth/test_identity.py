@@ -223,7 +223,7 @@ def test_whoever_is_refused_too_often_has_to_wait(own: Secured, monkeypatch: pyt
 def test_refused_log_ins_and_tokens_are_in_the_audit(own: Secured) -> None:
     """By the address of the client, though the gateway is stopped at once, and whoever may state addresses."""
     stranger, address = httpx.HTTPTransport(local_address="127.0.0.9", verify=False), "127.0.0.9"
-    with httpx.Client(base_url=own.url, transport=stranger) as client:
+    with httpx.Client(base_url=own.url, timeout=PATIENCE, transport=stranger) as client:
         for _ in range(15):  # some are throttled
             assert client.post("/login", data={"token": "wrong"}).status_code in (403, 429)
         assert client.post("/login", data={"token": TOKENS["ghost"]}).status_code == 403  # it has no key
