@@ -40,6 +40,12 @@ def rest(client: Client) -> list[Any]:
     return [row for row in client.list()[0] if row["service"] != "web.hook"]
 
 
+def failed(client: Client, count: int = 1) -> list[Any]:
+    """The deliveries that have failed for good, when so many are all that is left."""
+    until(lambda: [row["state"] for row in rest(client)] == ["failed"] * count)
+    return rest(client)
+
+
 def test_tells_the_hooks_of_a_service(hooks: Hooks, client: Client, receiver: Receiver) -> None:
     hook = hooks.put(receiver.url)
     hooks.put(receiver.url + "&other", "other")
@@ -149,11 +155,10 @@ def test_what_fails_for_good_says_why(
     hooks.put(receiver.url)
     tell(client)
     with hooks.deliver():
-        until(lambda: client.list(state="failed", service="web.delivery")[0])
-    (row,) = rest(client)
-    with pytest.raises(RequestFailed) as failed:
+        (row,) = failed(client)
+    with pytest.raises(RequestFailed) as error:
         client.reply(row["uuid"])
-    told = "; ".join([row["reason"], *map(bytes.decode, failed.value.detail)])
+    told = "; ".join([row["reason"], *map(bytes.decode, error.value.detail)])
     assert re.search(reason, told)
     assert len(receiver.told) == len(answers)
     assert SECRET not in told
@@ -165,8 +170,8 @@ def test_inner_addresses_are_not_spoken_to(hooks: Hooks, client: Client, receive
     hooks.put(receiver.url.replace("127.0.0.1", "localhost"))
     tell(client)
     with hooks.deliver(allowed=()):
-        until(lambda: len(client.list(state="failed", service="web.delivery")[0]) == 2)
-    for row in rest(client):
+        rows = failed(client, 2)
+    for row in rows:
         assert "is not a public address" in row["reason"]
     assert receiver.told == []
 
@@ -176,8 +181,8 @@ def test_nobody_there_is_a_failed_attempt(hooks: Hooks, client: Client, receiver
     hooks.put(receiver.url)
     tell(client)
     with hooks.deliver():
-        until(lambda: client.list(state="failed", service="web.delivery")[0])
-    assert "no connection: Connection refused" in rest(client)[0]["reason"]
+        (row,) = failed(client)
+    assert "no connection: Connection refused" in row["reason"]
 
 
 def test_a_receiver_that_is_slow_is_left_alone(
