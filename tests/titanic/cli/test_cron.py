@@ -15,7 +15,7 @@ FILE = """
 tz = "Europe/Berlin"
 [nightly]
 service = "absent"
-cron = "30 2 * * *"
+cron = "30 2 29 2 *"
 missed = "once"
 body = ["two", "frames"]
 priority = 7
