@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta, tzinfo
 from functools import cached_property
 from importlib import import_module
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any, Literal, Protocol, get_args
 from zoneinfo import ZoneInfo
 
@@ -68,8 +68,8 @@ class CronTicks:
 
     def last(self, time: float, count: int) -> list[int]:
         # Walking back only finds where to begin: what a tick is, walking on decides.
-        backwards = islice(self._walk(int(time // 1) + 1, reverse=True), count + 1)
-        begin = min((int(found.timestamp()) for found in backwards), default=None)
+        backwards = (int(found.timestamp()) for found in self._walk(int(time // 1) + 1, reverse=True))
+        begin = min(islice(takewhile(lambda tick: tick >= 0, backwards), count + 1), default=None)
         if begin is None:
             return []
         ticks = []

@@ -121,6 +121,13 @@ def test_every_is_counted_from_1970() -> None:
     assert ticks.last(3600, 9) == [0, 3600]
 
 
+def test_a_cron_expression_has_no_ticks_before_1970() -> None:
+    """It would be walked back beyond the first year."""
+    ticks = cron_ticks("30 2 29 2 *", BERLIN)
+    now = datetime(2026, 11, 30, tzinfo=ticks.zone).timestamp()
+    assert [datetime.fromtimestamp(tick, ticks.zone).year for tick in ticks.last(now, 998)] == [*range(1972, 2026, 4)]
+
+
 @pytest.mark.parametrize(
     "expression", ["", "* * * *", "60 * * * *", "* * * * * * *", "0 0 30 2 *", "@daily", "x", "*/0 * * * *"]
 )
