@@ -225,7 +225,7 @@ def test_freelance_servers_find_out_where_they_are(tmp_path: Path) -> None:
             assert ask("freelance", "hello", "--endpoint", endpoint, "--timeout", "30") == (0, b"hello", "")
 
 
-BEAT, SLOW = ("--heartbeat", "0.5"), ("--heartbeat", "1")
+BEAT, SLOW = ("--heartbeat", "0.5"), ("--heartbeat", "1.5")
 """An active server that stands still for two heartbeats may be active no more."""
 
 
