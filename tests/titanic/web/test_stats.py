@@ -19,6 +19,15 @@ from titanic.web.stats import StatsPoller, TtlCache, current, latency_charts, pe
 
 ROW = {"waiting": 3, "done": 5, "failed": 1, "workers": 2}
 
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Its `now` is the time."""
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now, time=lambda: clock.now)
+    monkeypatch.setattr(stats, "time", clock)
+    return clock
+
+
 # -- polling ------------------------------------------------------------------------------------------------------
 
 
@@ -193,14 +202,6 @@ async def test_opening_a_page_bypasses_the_cache() -> None:
     assert await cache.get(request(), "it", load) == 1
     assert await cache.get(request(live=False), "it", load) == 2
     assert await cache.get(request(), "it", load) == 2
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Its `now` is the time."""
-    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
-    monkeypatch.setattr(stats, "time", clock)
-    return clock
 
 
 @in_loop
