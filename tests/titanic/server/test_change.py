@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +81,9 @@ def test_another_time(served: Server, client: Client) -> None:
         client.change(uuid, delay=0)
         assert client.wait(uuid, 60) == [b"x"]
     uuid = client.submit("absent", "y")  # the other's worker may count as there for a moment
-    client.change(uuid, delay=0.2)
+    client.change(uuid, delay=HOUR)
     assert client.show(uuid)["state"] == "delayed"
+    client.change(uuid, delay=0.2)
     with Worker("absent", lambda frames: frames, served.endpoints[0], config=QUICK):
         assert client.wait(uuid, 60) == [b"y"]
 
@@ -103,21 +105,26 @@ def test_another_body(served: Server, client: Client) -> None:
 def test_what_is_confirmed_is_executed(served: Server, client: Client) -> None:
     """However close together a change and the dispatch of its request are."""
     uuids = client.submit_many("echo", [b"old"] * 1500)
-    done = 0
+    begun, may_begin = 0, threading.Semaphore(100)
 
     def work(frames: list[bytes]) -> list[bytes]:
-        nonlocal done
-        done += 1
+        nonlocal begun
+        assert may_begin.acquire(timeout=60)
+        begun += 1
         return frames
 
     confirmed: dict[str, bool] = {}
     with Worker("echo", work, served.endpoints[0], jobs=4, config=QUICK):
-        while (at := done + 10) < len(uuids):
+        until(lambda: begun)
+        ahead = cycle((10, 200, -1))  # close, one that waits, and one that a worker has
+        while (at := begun + next(ahead)) < len(uuids):
+            may_begin.release(5)
             try:
                 client.change(uuids[at], body=[b"new"])
                 confirmed[uuids[at]] = True
             except InvalidRequest:
                 confirmed.setdefault(uuids[at], False)
+        may_begin.release(len(uuids))
         replies = dict(client.replies(uuids, 120))
     assert {True, False} == {*confirmed.values()}
     for uuid in uuids:
