@@ -34,7 +34,6 @@ def attempt(endpoint: str, number: int) -> None:
         token, _ = worker.take(PATIENCE)
         worker.final(token, b"MDPE01", b"500 broken %d" % number, b"Traceback (most recent call last): %d" % number)
         worker.leave()
-        until(lambda: worker.socket.poll(0) == 0)
         with Client(endpoint, timeout=PATIENCE) as client:
             (uuid,) = (row["uuid"] for row in client.list(service="fail")[0])
             until(lambda: sum(client.show(uuid).get("history", {"counts": {}})["counts"].values()) == number)
