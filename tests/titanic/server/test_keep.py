@@ -40,10 +40,14 @@ def is_gone(client: Client, uuid: str) -> bool:
 
 
 @each("size", [1, 5_000_000])
-@pytest.mark.usefixtures("echo")
-def test_who_waits_gets_a_reply_that_is_never_kept(client: Client, size: int) -> None:
-    uuid = client.submit("echo", bytes(size), keep="never")
-    assert client.wait(uuid, timeout=60) == [bytes(size)]
+def test_who_waits_gets_a_reply_that_is_never_kept(server: Server, client: Client, size: int) -> None:
+    def work(frames: list[bytes]) -> list[bytes]:
+        until(lambda: len(server.dispatcher.waiters))
+        return frames
+
+    with Worker("echo", work, server.endpoints[0], config=QUICK):
+        uuid = client.submit("echo", bytes(size), keep="never")
+        assert client.wait(uuid, timeout=60) == [bytes(size)]
     until(lambda: is_gone(client, uuid))
 
 
