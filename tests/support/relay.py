@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
+from support.ports import free_port
+
 CHUNK = 16 << 10
 
 ABORT = struct.pack("ii", 1, 0)
@@ -39,14 +41,13 @@ class Relay:
         self._threads: list[threading.Thread] = []
         self.heard: list[bytearray] = []
         """What went over the line, if it is tapped: of each connection, what went there and what came back."""
-        self._port = 0
+        self._port = free_port()  # while it is down, nobody else gets it
         self.up()
         self.endpoint = f"tcp://127.0.0.1:{self._port}"
 
     def up(self) -> None:
         """Connections can be made, at the same endpoint as before."""
         self._listener = socket.create_server(("127.0.0.1", self._port))
-        self._port = self._listener.getsockname()[1]
         self._listening = self._begin(self._listen, self._listener)
 
     def down(self) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.ports import free_port
 from support.raw_mdp import raw_client, raw_worker
 from support.serving import PATIENT, QUICK, config, serving
 from support.store_break import break_meta_page
@@ -277,8 +278,8 @@ def test_settings_that_cannot_work(name: str, value: int) -> None:
 @pytest.mark.parametrize("many", [1, 250])
 def test_a_client_goes_on_at_the_next_server(tmp_path: Path, many: int) -> None:
     """What a server refuses because it ends is stored by the one that begins there, once."""
-    server = Server(config(tmp_path, grace=120)).start()
-    endpoint, stored = server.endpoints[0], list[str]()
+    endpoint, stored = f"tcp://127.0.0.1:{free_port()}", list[str]()
+    server = Server(config(tmp_path, bind=(endpoint,), grace=120)).start()
     with raw_client(endpoint) as raw, raw_worker(endpoint, b"echo") as worker:
         raw.submit(b"echo", b"x")
         token, _ = worker.take()
@@ -308,8 +309,8 @@ def test_a_client_goes_on_at_the_next_server(tmp_path: Path, many: int) -> None:
 
 def test_what_a_handler_submits_goes_on_at_the_next_server(tmp_path: Path) -> None:
     """Its worker keeps the request over the restart: the attempt succeeds."""
-    server = Server(config(tmp_path, grace=120)).start()
-    endpoint = server.endpoints[0]
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    server = Server(config(tmp_path, bind=(endpoint,), grace=120)).start()
     went, end = threading.Event(), threading.Event()
 
     def handle(frames: list[bytes]) -> bytes:
