@@ -40,10 +40,17 @@ def via() -> Iterator[None]:
     VIA.reset(token)
 
 
+@pytest.fixture
+def one_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reads are in the same minute."""
+    monkeypatch.setattr("titanic.facts.audit.MINUTE_US", 1 << 60)
+
+
 def acts(client: Client) -> list[tuple[str, ...]]:
     return [(one["user"], one["act"], one["way"], one["address"]) for one in client.audit()["acts"]]
 
 
+@pytest.mark.usefixtures("one_minute")
 def test_acts_on_requests_of_others_are_kept_over_a_restart(tmp_path: Path, files: AccessFiles, via: None) -> None:
     with serving(tmp_path, access=files.path, key=files.key) as server:
         endpoint = server.endpoints[0]
@@ -91,6 +98,7 @@ def test_the_receiver_of_completion_events_closes_them_without_a_row(tmp_path: P
             assert [(one["act"], one["uuid"]) for one in chief.audit(act="close")["acts"]] == [("close", other)]
 
 
+@pytest.mark.usefixtures("one_minute")
 def test_a_list_with_beginnings_of_bodies_is_a_read(tmp_path: Path, files: AccessFiles) -> None:
     with serving(tmp_path, access=files.path, key=files.key) as server:
         endpoint = server.endpoints[0]
