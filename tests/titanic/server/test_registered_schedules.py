@@ -52,7 +52,7 @@ def test_schedules_and_their_last_ticks_are_kept_over_a_restart(where: ServerCon
         )
         assert nightly["next"] / 1e6 == NIGHTLY.ticks.after(nightly["seen_at"] / 1e6)
         assert often["when"] == "every 1 s"
-        ((_, tick, uuid),) = until(lambda: Scheduler(client, [OFTEN]).once())
+        *_, (_, tick, uuid) = until(lambda: Scheduler(client, [OFTEN]).once())
         pause_schedule(client, "nightly")
     with Server(where) as server, Client(server.endpoints[0], timeout=60) as client:
         again, often = client.schedules()
