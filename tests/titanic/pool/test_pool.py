@@ -61,6 +61,7 @@ def wait_for(folder: str) -> int:
     Path(folder, f"begun-{os.getpid()}").touch()
     while not Path(folder, "go").exists():
         time.sleep(0.01)
+    Path(folder, f"ended-{os.getpid()}").touch()
     return os.getpid()
 
 
@@ -467,6 +468,7 @@ def test_a_worker_that_stops_waits_for_a_server_no_longer_than_its_grace(tmp_pat
             until(lambda: begun(tmp_path))
         server.stop()
         (tmp_path / "go").touch()
+        until(lambda: not has_job or [*tmp_path.glob("ended-*")])  # the grace is for the server, not for the job
         worker.send(signal.SIGTERM)
         assert worker.ends() == 0
         assert ("without a stored reply will run again" in worker.log.read_text()) == has_job
