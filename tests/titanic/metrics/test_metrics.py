@@ -177,7 +177,7 @@ def test_a_queue_apart_knows_who_has_workers(tmp_path: Path) -> None:
 def test_a_queue_at_another_broker_knows_who_has_no_worker(tmp_path: Path) -> None:
     """One that only says whether a service is there."""
     where = f"ipc://{tmp_path}/b"
-    with Process(SUPPORT / "rfc7_broker.py", where, "0.5", output=tmp_path / "broker.log"):
+    with Process(SUPPORT / "rfc7_broker.py", where, "2", output=tmp_path / "broker.log"):
         arguments = ("serve", "--broker", where, "--store", tmp_path / "s", "--metrics", "127.0.0.1:0")
         with running(tmp_path / "log", *arguments) as server:
             base = server.says(r"metrics at (\S+)/metrics")[1]

@@ -110,7 +110,7 @@ def test_whatever_a_worker_speaks(server: Server, client: Client, version: str) 
 def test_over_a_broker_of_others_there_is_no_context(tmp_path: Path) -> None:
     endpoint, notes = f"ipc://{tmp_path}/broker.ipc", Notes()
     with (
-        Process(SUPPORT / "rfc7_broker.py", endpoint, "0.5", "strict", output=tmp_path / "broker.out"),
+        Process(SUPPORT / "rfc7_broker.py", endpoint, "2", "strict", output=tmp_path / "broker.out"),
         serving(tmp_path, broker=endpoint, presence_most=0.1),
         Client(endpoint, timeout=1, retries=60, version="0.1") as client,
         Worker("echo", notes, endpoint, config=replace(QUICK, versions=("0.1",))),

@@ -28,7 +28,7 @@ def endpoint(tmp_path: Path) -> Iterator[str]:
         yield endpoint
 
 
-def start_old_broker(endpoint: str, path: Path, interval: float = 0.5) -> Process:
+def start_old_broker(endpoint: str, path: Path, interval: float = 2.0) -> Process:
     return Process(SUPPORT / "rfc7_broker.py", endpoint, str(interval), output=path / "broker.out")
 
 

@@ -57,7 +57,7 @@ def start_broker(endpoint: str, path: Path, *, ours: bool) -> Process:
     arguments = (
         ("-m", "titanic", "broker", "--bind", endpoint)
         if ours
-        else (SUPPORT / "rfc7_broker.py", endpoint, "0.5", "strict")
+        else (SUPPORT / "rfc7_broker.py", endpoint, "2", "strict")
     )
     return Process(*arguments, output=path / "broker.out")
 

@@ -142,7 +142,7 @@ def test_a_separate_broker_reports_only_numbers(tmp_path: Path) -> None:
 def test_another_projects_broker_knows_no_numbers(tmp_path: Path) -> None:
     endpoint, ends = f"ipc://{tmp_path}/broker.ipc", threading.Event()
     with (
-        Process(SUPPORT / "rfc7_broker.py", endpoint, "0.5", output=tmp_path / "broker.out"),
+        Process(SUPPORT / "rfc7_broker.py", endpoint, "2", output=tmp_path / "broker.out"),
         serving(tmp_path, broker=endpoint),
         Client(endpoint, timeout=30, version="0.1") as client,
         Worker("echo", lambda frames: frames if ends.wait(60) else [], endpoint, config=QUICK),
