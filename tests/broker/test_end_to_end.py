@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.ports import free_port
 from support.processes import line, script
 from support.raw_mdp import raw_client
 from support.waiting import until
@@ -304,7 +305,7 @@ def test_a_client_gives_up() -> None:
 
 def test_a_worker_finds_a_broker_that_was_started_again() -> None:
     first = Broker()
-    address = first.bind("tcp://127.0.0.1:*")
+    address = first.bind(f"tcp://127.0.0.1:{free_port()}")
     first.start()
     with Worker("echo", lambda frames: frames, address, config=QUICK) as worker, Client(address) as client:
         assert client.call("echo", b"1") == [b"1"]

@@ -130,8 +130,7 @@ def test_a_program_that_only_takes_long_is_not_left(in_order: None, soon: None) 
 
 
 def test_all_are_gone_and_one_comes_back(in_order: None) -> None:
-    with broker() as first, broker() as second:
-        pass
+    first, second = (f"tcp://127.0.0.1:{free_port()}" for _ in range(2))
     with Client([first, second, NOBODY], timeout=60, retries=0) as client:
         found: list[bool] = []
         asking = threading.Thread(target=lambda: found.append(client.present("echo")))

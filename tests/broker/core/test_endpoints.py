@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 import zmq
 from support.each import each
+from support.ports import free_port
 from support.processes import line, script
 from support.waiting import again, until
 
@@ -98,8 +99,9 @@ def test_no_server_at_all() -> None:
 
 
 def broker() -> tuple[Broker, str]:
+    """One to be started, perhaps again, at its endpoint."""
     one = Broker()
-    return one, one.bind("tcp://127.0.0.1:*")
+    return one, one.bind(f"tcp://127.0.0.1:{free_port()}")
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 from support.each import each
+from support.ports import free_port
 from support.shortages import no_draft_sockets
 from support.strict_domo import StrictDomo
 from support.waiting import again, until
@@ -74,7 +75,8 @@ class Domo:
 
     def __init__(self) -> None:
         self.broker = GeneraldomoBroker()
-        self.router, self.server = self.broker.bind(ANY), self.broker.bind_server(ANY)
+        # One that nobody else gets while it is down.
+        self.router, self.server = self.broker.bind(ANY), self.broker.bind_server(f"tcp://127.0.0.1:{free_port()}")
 
 
 @pytest.fixture

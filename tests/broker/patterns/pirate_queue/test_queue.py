@@ -11,6 +11,7 @@ from socket import create_connection
 import pytest
 import zmq
 from support.handshakes import address as host_and_port
+from support.ports import free_port
 from support.waiting import PATIENCE, again, until
 from support.zmtp_peer import message, null
 
@@ -298,7 +299,9 @@ def test_a_raw_paranoid_queue(socket: Socket) -> None:
 
 def test_a_simple_worker_finds_out_that_its_queue_is_gone() -> None:
     queue = SimpleQueue()
-    front, back = queue.bind_clients("tcp://127.0.0.1:*"), queue.bind_workers("tcp://127.0.0.1:*")
+    front, back = (f"tcp://127.0.0.1:{free_port()}" for _ in range(2))
+    queue.bind_clients(front)
+    queue.bind_workers(back)
     with SimpleWorker(shout, back, config=QUICK), LazyPirate(front, timeout=0.5, retries=50) as client:
         for _ in range(3):
             with queue:
