@@ -36,14 +36,14 @@ class Replies:
 
 def failure(client: Client, body: str) -> str:
     with pytest.raises(RemoteError) as caught:
-        client.call("large", body, timeout=60)
+        client.call("large", body)
     assert caught.value.status == 413
     return caught.value.text
 
 
 def test_too_many_bytes(address: str, caplog: pytest.LogCaptureFixture) -> None:
     replies = Replies()
-    with Worker("large", replies, address, config=WorkerConfig(max_reply=MOST)), Client(address) as client:
+    with Worker("large", replies, address, config=WorkerConfig(max_reply=MOST)), Client(address, timeout=60) as client:
         assert len(client.call("large", b"150000")[0]) == MOST
         assert failure(client, "150000 1") == (
             "the reply has 150001 bytes; this worker sends at most 150000 at once; send it in (smaller) parts, "
@@ -70,13 +70,13 @@ def test_a_large_detail_of_an_error(address: str) -> None:
     def fail(frames: Frames) -> Frames:
         raise RemoteError(404, "not there", [bytes(MOST)])
 
-    with Worker("large", fail, address, config=WorkerConfig(max_reply=MOST)), Client(address) as client:
+    with Worker("large", fail, address, config=WorkerConfig(max_reply=MOST)), Client(address, timeout=60) as client:
         assert failure(client, "x").startswith("the reply has 150019 bytes; ")
 
 
 def test_version_01_sends_all_parts_at_once(address: str) -> None:
     config = WorkerConfig(max_reply=MOST, versions=("0.1",))
-    with Worker("large", Replies(), address, config=config) as worker, Client(address) as client:
+    with Worker("large", Replies(), address, config=config) as worker, Client(address, timeout=60) as client:
         until(lambda: worker.registered)
         assert len(client.call("large", b"50000;50000;50000")) == 3
         assert failure(client, "100000;50001;1").startswith("all parts of the reply have 150001 bytes; ")
