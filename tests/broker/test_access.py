@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import pytest
 import zmq
 from support.broker_invariants import check
+from support.ports import free_port
 from support.secured import SERVER, access, keyed, new_pair, raw_socket, say_too_much, secured_broker, told, user
 from support.waiting import PATIENCE, until
 from support.zmtp import message, zmtp
@@ -60,7 +61,8 @@ WORKERS: dict[str, tuple[list[bytes], bytes]] = {
 
 @pytest.fixture
 def broker() -> Iterator[Broker]:
-    with secured_broker(access(USERS)) as broker:
+    """Its only heartbeat within a test is the answer to a READY."""
+    with secured_broker(access(USERS), heartbeat_interval=60) as broker:
         yield broker
         sound = threading.Event()
         broker.loop.call(lambda: (check(broker.core), sound.set()))
@@ -267,9 +269,7 @@ def test_a_handshake_that_says_too_much_is_ended(broker: Broker, echo: Callable[
 def test_a_large_first_message_is_no_handshake(tmp_path: Path) -> None:
     """With a key, and where none is wanted."""
     with ExitStack() as stack:
-        free = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-        there = f"tcp://127.0.0.1:{free.getsockname()[1]}"
-        stack.close()
+        there = f"tcp://127.0.0.1:{free_port()}"
         broker = stack.enter_context(
             secured_broker(access({CALLER: ALICE}, {there: CALLER}), ["tcp://127.0.0.1:*", there])
         )

@@ -28,7 +28,8 @@ from broker.zmtp.frames import HEAD
 
 @pytest.fixture
 def broker() -> Iterator[Broker]:
-    broker = Broker(BrokerConfig(max_body=1000))
+    """Its only heartbeat within a test is the answer to a READY."""
+    broker = Broker(BrokerConfig(max_body=1000, heartbeat_interval=60))
     broker.bind("tcp://127.0.0.1:*")
     with broker, Worker("echo", lambda frames: frames, address(broker)) as worker:
         until(lambda: worker.registered)

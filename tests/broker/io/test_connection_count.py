@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 import zmq
 from support.broker_invariants import check
-from support.serving import PATIENT
 from support.waiting import until
 
-from broker import Broker, Client, Pipeline, Worker
+from broker import Broker, BrokerConfig, Client, Pipeline, Worker
+
+SILENT = BrokerConfig(heartbeat_interval=60)
+"""A broker whose only heartbeat within a test is the answer to a READY."""
 
 
 def test_all_that_connect_are_counted_until_they_leave(tmp_path: Path) -> None:
@@ -62,7 +64,7 @@ def test_a_broker_that_never_ran_is_closed() -> None:
 
 @pytest.fixture(params=["tcp", "ipc"])
 def endpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    broker = Broker(PATIENT)
+    broker = Broker(SILENT)
     endpoint = broker.bind("tcp://127.0.0.1:*" if request.param == "tcp" else f"ipc://{tmp_path}/socket")
     with broker:
         yield endpoint
@@ -155,7 +157,7 @@ def test_a_worker_whose_connection_ends_is_missed_at_once(endpoint: str) -> None
 @pytest.mark.parametrize("name", [b"W", b"V"])
 def test_a_worker_ends_and_another_comes_while_the_broker_is_busy(name: bytes) -> None:
     """All that happened is read in one go, and the new connection mostly has the file descriptor of the old one."""
-    broker = Broker(PATIENT)
+    broker = Broker(SILENT)
     endpoint = broker.bind("tcp://127.0.0.1:*")
     busy, free = threading.Event(), threading.Event()
     with broker, Pipeline(endpoint, timeout=60) as client:
