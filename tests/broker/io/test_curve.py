@@ -145,7 +145,7 @@ def test_a_server_that_comes_later_still_refuses(tmp_path: Path, soon: None) -> 
             pipeline.receive(30)
 
 
-def test_a_user_who_is_taken_away_is_told() -> None:
+def test_a_user_who_is_taken_away_is_told(thorough: None) -> None:
     """The client was let in before, and its connection is a good one as far as it can see."""
     alice, anybody = new_pair(), user("anybody", call=["mmi.*"])
     curve = curve_of(alice)

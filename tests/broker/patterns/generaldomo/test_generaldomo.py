@@ -376,7 +376,9 @@ def test_a_worker_takes_each_of_many_messages_that_come_at_once() -> None:
         assert ready is not None
         for message in ([b"MDPW01", b"\4"], [b"MDPW01", b"\4"], [b"MDPW01", b"\2", b"C", b"", b"x"]):
             server.send(pack(message), ready[1])
-        assert server.receive(30_000) == (pack([b"MDPW01", b"\3", b"C", b"", b"X"]), ready[1])
+        while (said := server.receive(30_000)) == (pack([b"MDPW01", b"\4"]), ready[1]):
+            pass
+        assert said == (pack([b"MDPW01", b"\3", b"C", b"", b"X"]), ready[1])
     server.close(0)
 
 
