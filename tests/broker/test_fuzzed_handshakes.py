@@ -96,7 +96,7 @@ def test_clients_without_keys_as_fast_as_they_can(tmp_path: Path) -> None:
 def test_many_who_connect_at_once_are_in_a_queue(tmp_path: Path) -> None:
     """Nobody is dropped and has to try again a second later, which happens when the queue is full."""
     files = AccessFiles(tmp_path / "access")
-    many = min(1000, int(Path("/proc/sys/net/core/somaxconn").read_text()))
+    many = min(900, int(Path("/proc/sys/net/core/somaxconn").read_text()))
     with serving(tmp_path, *files.options) as (server, endpoint), ExitStack() as stack:
         server.send(signal.SIGSTOP)  # it accepts nobody
         stack.callback(server.send, signal.SIGCONT)
