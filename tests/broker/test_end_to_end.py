@@ -232,7 +232,7 @@ def odd_detail(frames: Frames) -> bytes:
 def test_a_failing_handler_is_an_error_reply_and_a_log_line(
     address: str, caplog: pytest.LogCaptureFixture, handler: Callable[[Frames], object], text: str
 ) -> None:
-    with Worker("fails", handler, address) as worker, Client(address) as client:  # type: ignore[arg-type]
+    with Worker("fails", handler, address) as worker, Client(address, timeout=60) as client:  # type: ignore[arg-type]
         for _ in range(2):  # the worker goes on
             with pytest.raises(RemoteError) as caught:
                 client.call("fails", b"x")

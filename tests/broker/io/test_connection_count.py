@@ -139,8 +139,11 @@ def test_a_client_gets_its_answer_on_its_new_connection(endpoint: str) -> None:
     with named(endpoint, b"C", *ask) as gone:
         gone.send_multipart(look)
         assert gone.recv_multipart()[3] == b"404"
-        with named(endpoint, b"C", *ask) as client, Worker("echo", lambda frames: frames, endpoint):
-            assert [client.recv_multipart() for _ in range(2)] == [[b"MDPC02", b"\3", b"echo", b"x"]] * 2
+        with named(endpoint, b"C", *ask) as client:
+            client.send_multipart(look)
+            assert client.recv_multipart()[3] == b"404"  # now it has the name
+            with Worker("echo", lambda frames: frames, endpoint):
+                assert [client.recv_multipart() for _ in range(2)] == [[b"MDPC02", b"\3", b"echo", b"x"]] * 2
 
 
 def test_a_worker_whose_connection_ends_is_missed_at_once(endpoint: str) -> None:
