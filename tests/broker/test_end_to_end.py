@@ -73,7 +73,10 @@ def test_a_handler_that_yields_streams(address: str, version: str) -> None:
             yield str(number)
         return b"end"
 
-    with Worker("count", count, address, config=WorkerConfig(versions=(version,))), Client(address) as client:
+    with (
+        Worker("count", count, address, config=WorkerConfig(versions=(version,))),
+        Client(address, timeout=60) as client,
+    ):
         assert client.call("count", b"3") == [b"0", b"1", b"2", b"end"]
         parts = list(client.stream("count", b"3"))
         assert parts == ([[b"0"], [b"1"], [b"2"], [b"end"]] if version == "0.2" else [[b"0", b"1", b"2", b"end"]])
@@ -87,7 +90,7 @@ def test_parts_arrive_while_the_handler_works(address: str) -> None:
         go_on.wait()
         yield b"second"
 
-    with Worker("slow", slow, address), Client(address) as client:
+    with Worker("slow", slow, address), Client(address, timeout=60) as client:
         stream = client.stream("slow", b"x")
         assert next(stream) == [b"first"]
         go_on.set()
@@ -139,7 +142,7 @@ def test_a_stream_left_early_harms_nothing(address: str) -> None:
         for number in range(50):
             yield b"%d" % number
 
-    with Worker("count", endless, address), Client(address) as client:
+    with Worker("count", endless, address), Client(address, timeout=60) as client:
         for _ in client.stream("count", b"x"):
             break
         assert len(client.call("count", b"x")) == 50

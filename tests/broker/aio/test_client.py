@@ -49,7 +49,7 @@ def serving(endpoint: str, jobs: int = 2) -> Iterator[Worker]:
 @in_loop
 async def test_calls_streams_and_errors(address: str) -> None:
     with serving(address):
-        async with Client(address) as client:
+        async with Client(address, timeout=60) as client:
             assert await client.call("serve", "2", b"end") == [b"0", b"1", b"end"]
             assert [part async for part in client.stream("serve", "2", "end")] == [[b"0"], [b"1"], [b"end"]]
             assert [part async for part in client.stream("serve", "2")] == [[b"0"], [b"1"]]
