@@ -98,7 +98,7 @@ def test_who_has_stopped_in_the_middle_is_not(broker: Broker, large: str) -> Non
             reply = client.receive()
         assert reply is not None
         assert reply.body == [b"near"]
-        assert broker.core.stats["workers_expired"] == 1
+        assert broker.core.stats["workers_expired"] >= 1  # more if this process stood still
 
 
 # -- what the system knows of a connection --------------------------------------------------------------------------

@@ -99,6 +99,7 @@ def test_two_servers_and_a_req_client() -> None:
     with backup, BinaryStarClient(here, there, config=patient, retries=50) as client:
         with primary:
             assert client.call("one") == [b"ONE"]
+            until(lambda: backup.core.state is StarState.PASSIVE)  # else it would not take over
             req = zmq.Context.instance().socket(zmq.REQ)
             req.linger, req.rcvtimeo = 0, 300
             req.connect(there)
