@@ -52,8 +52,8 @@ def their_worker(endpoint: str) -> threading.Thread:
 @contextmanager
 def their_broker(path: Path) -> Iterator[str]:
     endpoint = f"ipc://{path}/theirs"
-    # A busy worker has a minute there, others three seconds between heartbeats.
-    theirs = TheirBroker(endpoint, heartbeat_interval=0.1, heartbeat_timeout=3, busy_worker_timeout=60)
+    # A busy worker has a minute there, others six seconds between heartbeats.
+    theirs = TheirBroker(endpoint, heartbeat_interval=0.1, heartbeat_timeout=6, busy_worker_timeout=60)
 
     thread = threading.Thread(target=theirs.run)
     thread.start()
@@ -65,13 +65,13 @@ def their_broker(path: Path) -> Iterator[str]:
 
 
 def test_our_worker_with_their_broker(tmp_path: Path) -> None:
-    config = WorkerConfig(heartbeat_interval=0.1, liveness=30, versions=("majortomo",))
+    config = WorkerConfig(heartbeat_interval=0.1, liveness=60, versions=("majortomo",))
     pause = threading.Event()
 
     def work(frames: Frames) -> Iterator[Frames]:
         yield [b"part"]
         if frames == [b"slow"]:
-            pause.wait(3.5)  # longer than either side bears with silence when nothing is in hand
+            pause.wait(6.5)  # longer than either side bears with silence when nothing is in hand
         if frames == [b"nothing"]:
             return []
         return [frame.upper() for frame in frames]
