@@ -25,6 +25,8 @@ from broker.core.mdp import MAX_STACK
 from broker.io.sockets import MOST_FRAMES
 from broker.zmtp.frames import HEAD
 
+pytestmark = pytest.mark.usefixtures("greeted")
+
 
 @pytest.fixture
 def broker() -> Iterator[Broker]:

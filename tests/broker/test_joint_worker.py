@@ -28,6 +28,8 @@ from broker import (
 from broker.core import mmi
 from broker.core.mdp import NAMES_SLOTS
 
+pytestmark = pytest.mark.usefixtures("greeted")
+
 DESCRIBE = mmi._DOCUMENTS[b"mmi.broker"]
 
 QUICK = WorkerConfig(heartbeat_interval=0.5, liveness=20, reconnect_first=0.01, reconnect_most=0.05)

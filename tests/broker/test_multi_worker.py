@@ -14,6 +14,8 @@ from support.waiting import until
 
 from broker import Broker, BrokerConfig, Client, MultiWorker, Pipeline, UsageError, Worker, WorkerConfig
 
+pytestmark = pytest.mark.usefixtures("greeted")
+
 QUICK = WorkerConfig(heartbeat_interval=0.5, liveness=20, reconnect_first=0.01, reconnect_most=0.05)
 APART = replace(QUICK, versions=("0.2",))
 """It asks no broker what it is: with a connection for each service and job."""

@@ -20,6 +20,8 @@ from support.waiting import until
 from broker import Broker, BrokerConfig, Client, Pipeline, Worker, WorkerConfig, unreachable
 from broker.io.dealer import Dealer, Pulse
 
+pytestmark = pytest.mark.usefixtures("greeted")
+
 NOBODY = "tcp://127.0.0.1:9"
 NEVER = WorkerConfig(heartbeat_interval=20, reconnect_first=1000, reconnect_most=1000)
 """A worker that would not come back within a test if it had to wait."""

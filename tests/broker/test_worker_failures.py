@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.processes import line, script
+from support.processes import script
 from support.shortages import no_more_threads
 from support.waiting import until
 
@@ -174,11 +174,11 @@ def test_a_worker_without_sockets_comes_back_when_there_are_some(tmp_path: Path,
 
     first = serving().start()
     with script("starved_worker.py", address, "echo", how) as worker:
-        assert line(worker).endswith("echo is registered at " + address)
-        os.kill(worker.pid, signal.SIGUSR1)
-        assert line(worker) == "no more files"
-        first.stop()  # says good-bye: the worker connects again, which needs a new socket
         read = reader(worker.stdout.readline)  # type: ignore[union-attr]
+        assert read("echo is registered at " + address)
+        os.kill(worker.pid, signal.SIGUSR1)
+        assert read("no more files")
+        first.stop()  # says good-bye: the worker connects again, which needs a new socket
         assert read("lost the broker at")
         assert read(f"cannot connect to {address}: Too many open files")
         with serving(), Client(address, timeout=60) as client:

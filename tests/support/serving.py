@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from support.raw_mdp import RawClient, raw_client
-from support.waiting import until
+from support.waiting import PATIENCE, until
 
 from broker import Broker, BrokerConfig, RemoteError, Worker, WorkerConfig
 from titanic import Client, Server, ServerConfig
@@ -78,6 +78,13 @@ def with_broker(path: Path, kind: str, **settings: Any) -> Iterator[Server]:
 def settings_of(request: pytest.FixtureRequest) -> dict[str, Any]:
     mark = request.node.get_closest_marker("settings")
     return mark.kwargs if mark is not None else {}
+
+
+@pytest.fixture
+def greeted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pipelines wait until their broker has answered before the first `send` returns: what it has not sent by then goes
+    out when the test receives something."""
+    monkeypatch.setattr("broker.pipeline.GREETING", PATIENCE)
 
 
 @pytest.fixture

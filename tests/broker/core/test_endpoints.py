@@ -17,6 +17,8 @@ from support.waiting import again, until
 from broker import Broker, Client, Pipeline, TimedOut, UsageError, Worker, WorkerConfig
 from broker.core.endpoints import Health, Servers, named
 
+pytestmark = pytest.mark.usefixtures("greeted")
+
 NOBODY = "tcp://127.0.0.1:9"
 QUICK = WorkerConfig(heartbeat_interval=0.05, liveness=20, reconnect_first=0.01, reconnect_most=0.05)
 

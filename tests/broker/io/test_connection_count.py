@@ -16,6 +16,8 @@ from support.waiting import until
 
 from broker import Broker, BrokerConfig, Client, Pipeline, Worker
 
+pytestmark = pytest.mark.usefixtures("greeted")
+
 SILENT = BrokerConfig(heartbeat_interval=60)
 """A broker whose only heartbeat within a test is the answer to a READY."""
 

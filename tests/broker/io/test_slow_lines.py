@@ -14,6 +14,8 @@ from support.waiting import until
 from broker import Broker, BrokerConfig, Client, Pipeline, Worker, WorkerConfig
 from broker.io.dealer import LEAST, TcpInflow, _figures
 
+pytestmark = pytest.mark.usefixtures("greeted")
+
 QUICK = WorkerConfig(heartbeat_interval=0.1, liveness=20, reconnect_first=0.05, reconnect_most=0.1)
 LARGE = bytes(5_000_000)
 """It takes longer than both sides are patient."""

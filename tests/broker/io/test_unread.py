@@ -56,9 +56,9 @@ def test_an_integrated_service_is_told_who_does_not_read(broker: Broker, stuffed
         until(lambda: asked)
         (request,) = asked
         assert not broker.congested(request)
-        broker.reply([(request, [PART] * 20)])
+        broker.reply([(request, [PART] * 28)])
         until(lambda: broker.congested(request))
-        assert stuffed.receive() == [PART] * 20
+        assert stuffed.receive() == [PART] * 28
         until(lambda: not broker.congested(request))
 
 
