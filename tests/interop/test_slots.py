@@ -14,6 +14,8 @@ from support.waiting import PATIENCE
 
 from broker import Broker, Client, Pipeline, Worker
 
+pytestmark = pytest.mark.usefixtures("greeted")
+
 
 @pytest.fixture
 def endpoint() -> Iterator[str]:
