@@ -257,6 +257,13 @@ def test_it_knows_which_services_have_workers_when_the_broker_does_not_tell_how_
     dispatcher.loop.stop()
 
 
+def assert_pause(began: float, deadline: float | None) -> None:
+    """The next look is a pause later than something that was done since."""
+    assert deadline is not None
+    assert deadline - began > PAUSE_US / 2e6
+    assert deadline - time.monotonic() <= PAUSE_US / 1e6
+
+
 def test_what_is_due_and_cannot_be_done_is_not_insisted_on(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reply that nobody fetched, which there is no room to close before the archive has caught up."""
     dispatcher = Rounds(store, {}, b"").dispatcher
@@ -266,20 +273,17 @@ def test_what_is_due_and_cannot_be_done_is_not_insisted_on(store: Store, monkeyp
         assert txn.finish(uuid, Status.DONE, [], attempts=1, dispatched_at=1, finished_at=1)
 
     def keep() -> float | None:
-        """Do what is due; in how many seconds it is looked at again."""
+        """Do what is due; when it is looked at again."""
         one = MaintenanceWrite(dispatcher.maintenance, STEP)
         with store.write() as txn:
             one.apply(txn, wall_us())
         dispatcher._take(one)
-        deadline = dispatcher.core.next_deadline()
-        return None if deadline is None else deadline - time.monotonic()
+        return dispatcher.core.next_deadline()
 
     with monkeypatch.context() as full:
         environment = store.environment
         full.setattr(store, "environment", environment._replace(room=environment.room._replace(least=0)))
-        left = keep()
-        assert left is not None
-        assert PAUSE_US / 2e6 < left <= PAUSE_US / 1e6
+        assert_pause(time.monotonic(), keep())
     keep()
     assert keep() is None, "it is closed now"
     dispatcher.loop.stop()
@@ -291,10 +295,9 @@ def test_a_store_that_can_not_be_read_is_looked_at_again_after_a_pause(
     dispatcher = Rounds(store, {}, b"").dispatcher
     monkeypatch.setattr(store, "read", unreadable)
     dispatcher.maintenance.refresh_alarm()
-    dispatcher.maintenance.tick(time.monotonic() + 1)
-    deadline = dispatcher.core.next_deadline()
-    assert deadline is not None
-    assert PAUSE_US / 2e6 < deadline - time.monotonic() <= PAUSE_US / 1e6
+    began = time.monotonic()
+    dispatcher.maintenance.tick(began + 1)
+    assert_pause(began, dispatcher.core.next_deadline())
     dispatcher.loop.stop()
 
 
