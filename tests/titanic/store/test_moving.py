@@ -197,8 +197,8 @@ def test_a_directory_of_somebody_else_stays_as_it_was(places: Places, tmp_path: 
 
 @pytest.mark.parametrize("kind", ENGINES)
 def test_who_uses_the_source_goes_first(places: Places, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    monkeypatch.setattr(postgres_export, "_PATIENCE", 0.1)
-    with open_store(places(kind, "source")) as store:
+    with open_store(places(kind, "source")) as store, monkeypatch.context() as quick:
+        quick.setattr(postgres_export, "_PATIENCE", 0.1)
         with store.write() as tx:
             accept_all(tx, [NewRequest(b"a", [b"x"])], START)
         with pytest.raises(StoreLocked, match="in use"):
