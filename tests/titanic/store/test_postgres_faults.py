@@ -35,10 +35,8 @@ COMMITTED = re.compile(rb"C\x00\x00\x00\x0bCOMMIT\x00|D.{18}C\x00\x00\x00\rUPDAT
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that is away is tried again soon, and one that stands still given up soon."""
+    """A server that is away is tried again soon."""
     monkeypatch.setattr(connection_pool, "AGAIN", 0.02)
-    monkeypatch.setattr(database_session, "PATIENCE", 1.0)
-    monkeypatch.setattr(database_session, "CHECK_INTERVAL", 0.05)
 
 
 class Line:
@@ -224,12 +222,17 @@ def test_a_primary_that_is_killed_and_comes_back_loses_nothing() -> None:
         ledger.is_right()
 
 
-def test_without_its_standby_nothing_is_acknowledged_until_the_operator_decides() -> None:
+def test_without_its_standby_nothing_is_acknowledged_until_the_operator_decides(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(database_session, "CHECK_INTERVAL", 0.05)
     with new_pair() as pair, open_store(pair.url(pair.primary.new_database())) as store:
         first = accept(store, request())
         pair.standby.pause()
-        with pytest.raises(StoreFailed, match="changes were committed is unknown"):
-            accept(store, request())
+        with monkeypatch.context() as quick:
+            quick.setattr(database_session, "PATIENCE", 1.0)
+            with pytest.raises(StoreFailed, match="changes were committed is unknown"):
+                accept(store, request())
         pair.primary.reload(synchronous_standby_names="")
         more = again(lambda: accept(store, request()))
         with store.read() as tx:
