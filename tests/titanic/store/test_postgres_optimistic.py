@@ -171,7 +171,7 @@ def claimed(store, n, **options):
     """Requests that a node has claimed, alone in its transaction."""
     with store.write() as txn:
         uuids = accept_all(txn, [new(**options)] * n, NOW)
-    store.join(ME, None, (), NodeFacts("one", "", [], {}), LeaseConfig())
+    store.join(ME, None, (), NodeFacts("one", "", [], {}), LeaseConfig(renew=60.0))
     with store.write() as txn:
         txn.optimistic(alone=True)
         rows = txn.claim(ME, {b"x": n}, 1 << 20, {}).rows[b"x"]

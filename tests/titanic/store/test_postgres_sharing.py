@@ -36,7 +36,7 @@ def nodes() -> Iterator[tuple[PostgresStore, PostgresStore]]:
 
 
 def join(store, incarnation, before=None, held=()):
-    assert store.join(incarnation, before, held, NodeFacts("n", "v"), LeaseConfig()).alive
+    assert store.join(incarnation, before, held, NodeFacts("n", "v"), LeaseConfig(renew=60.0)).alive
 
 
 def accept(store, *services, **options):
