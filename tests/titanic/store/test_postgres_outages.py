@@ -296,6 +296,7 @@ def test_a_commit_that_was_not_waited_for_is_not_told_as_done():
         ThreadPoolExecutor(1) as thread,
     ):
         name = store.place.rpartition("/")[2]
+        store.caretaker.stop()  # its connection might wait for the standby, too
         pair.standby.stop("kill")
         told = thread.submit(failure, accept, store)
         pair.primary.sql("SELECT pg_cancel_backend(%s)", until(lambda: pair.primary.sql(waiting, name)))
