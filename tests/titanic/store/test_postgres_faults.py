@@ -24,6 +24,7 @@ from titanic.errors import DiskFull, StoreFailed
 from titanic.protocol import tsp
 from titanic.store import AcceptResult, NewRequest, Status, Store, open_store
 from titanic.store.postgres import connection_pool, database_session
+from titanic.store.postgres.store import PostgresStore
 from titanic.store.postgres.tools import check
 
 pytestmark = needs_postgres
@@ -226,8 +227,10 @@ def test_without_its_standby_nothing_is_acknowledged_until_the_operator_decides(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(database_session, "CHECK_INTERVAL", 0.05)
-    with new_pair() as pair, open_store(pair.url(pair.primary.new_database())) as store:
+    with new_pair() as pair, PostgresStore.open(pair.url(pair.primary.new_database())) as store:
         first = accept(store, request())
+        assert store.caretaker is not None
+        store.caretaker.stop()  # who comes while it has the connection makes one, and waits for the standby
         pair.standby.pause()
         with monkeypatch.context() as quick:
             quick.setattr(database_session, "PATIENCE", 1.0)

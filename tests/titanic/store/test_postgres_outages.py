@@ -319,6 +319,8 @@ def test_what_another_node_has_closed_is_told_when_the_standby_has_it():
         with PostgresStore.open(url) as one, PostgresStore.open(url) as other:
             (uuid,) = accept(one)
             assert requests(other) == 1
+            for store in (one, other):
+                store.caretaker.stop()  # who comes while it has the connection makes one, and waits for the standby
             pair.standby.stop("kill")
             told = thread.submit(failure, close, one)
             name = one.place.rpartition("/")[2]
