@@ -8,11 +8,13 @@ from contextlib import suppress
 from itertools import cycle
 from random import Random
 
-FIRST, LAST, PROCESSES = 20_000, 32_000, 12
+FIRST, LAST = 16_000, 32_000
 """Below the ports that the system gives away, so that nobody gets one while its server is down."""
 _process = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
-_own = range(FIRST + _process % PROCESSES, LAST, PROCESSES)
-_ports = cycle(Random().sample(_own, len(_own)))
+_processes = max(12, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
+OWN = range(FIRST + _process, LAST, _processes)
+"""Those of this process."""
+_ports = cycle(Random().sample(OWN, len(OWN)))
 
 
 def free_port() -> int:
