@@ -245,7 +245,7 @@ def test_what_was_silent_for_the_lease_is_given_up_by_all(name, monkeypatch):
         port = line.endpoint.rpartition(":")[2]
         ways = f"127.0.0.1:{port},127.0.0.1:{server.port}/"
         with PostgresStore.open(server.url(name, tcp=True).replace(f"127.0.0.1:{server.port}/", ways)) as store:
-            store.join(1, None, [], NodeFacts("n", "1"), config)
+            until(lambda: not failure(store.join, 1, None, [], NodeFacts("n", "1"), config))
             with store.read() as one, store.read() as other:  # two connections, of which nobody uses one
                 one.counts()
                 other.counts()

@@ -45,7 +45,7 @@ def run(store, uuid, service=b"echo"):
     """Have a worker get the request. Returns what `accept` is told about that."""
     if store.remote:
         me = next(_numbers)
-        store.join(me, None, (), NodeFacts("host", "1.0", [], {}), LeaseConfig())
+        store.join(me, None, (), NodeFacts("host", "1.0", [], {}), LeaseConfig(renew=60.0))
         with store.write() as txn:
             assert uuid in [row.uuid for row in txn.claim(me, {service: 100}, 1 << 20, {}).rows[service]]
     return [uuid]
