@@ -70,7 +70,9 @@ def store(line: Line) -> Iterator[Store]:
     name = server.new_store()
     with relay(f"tcp://127.0.0.1:{server.port}", breaks=line.breaks) as there:
         port = there.endpoint.rpartition(":")[2]
-        with open_store(f"postgresql://{USER}:{PASSWORD.replace(' ', '%20')}@127.0.0.1:{port}/{name}") as store:
+        with PostgresStore.open(f"postgresql://{USER}:{PASSWORD.replace(' ', '%20')}@127.0.0.1:{port}/{name}") as store:
+            assert store.caretaker is not None
+            store.caretaker.stop()  # what it says would be lost, perhaps
             yield store
             assert check(store) == []
     server.drop_database(name)
