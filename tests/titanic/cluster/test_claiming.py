@@ -27,8 +27,8 @@ from titanic.services.reader import Reader
 from titanic.store import LeaseConfig, NewRequest, NodeFacts, Outcome, Pending, State, Status
 from titanic.util.clock import elapsed, wall_us
 
-QUICK = LeaseConfig(lease=10.0, renew=0.1)
-"""Renewed often."""
+QUICK = LeaseConfig(lease=1000.0, renew=0.1)
+"""Renewed often; no lease runs out while a busy machine stands still."""
 
 
 class Transport:
@@ -135,6 +135,13 @@ class Node:
 
 
 @pytest.fixture
+def rare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node looks by itself when it starts, and not again."""
+    monkeypatch.setattr(claims_module, "POLL_INTERVAL", 1e6)
+    monkeypatch.setattr(node_module, "POLL_INTERVAL", 1e6)
+
+
+@pytest.fixture
 def node() -> Iterator[Node]:
     node = Node()
     node.start()
@@ -215,11 +222,8 @@ def test_what_the_broker_gives_back_is_released_and_claimed_again(node: Node) ->
     assert node.store.claimed == {uuid}
 
 
-def test_a_claim_of_which_nobody_was_told_is_given_back_and_made_again(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(claims_module, "POLL_INTERVAL", 1e6)
-    monkeypatch.setattr(node_module, "POLL_INTERVAL", 1e6)
+@pytest.mark.usefixtures("rare")
+def test_a_claim_of_which_nobody_was_told_is_given_back_and_made_again(node: Node) -> None:
     (running,) = node.submit(b"running", service=b"other")
     node.workers(1, b"other")
     until(lambda: node.sent == [b"running"])
@@ -248,9 +252,9 @@ def test_a_service_for_which_the_bytes_did_not_suffice_is_not_taken_for_empty(
     assert len(set(node.sent)) == 9
 
 
+@pytest.mark.usefixtures("rare")
 def test_what_comes_while_a_claim_finds_nothing_is_found_by_the_next(node: Node) -> None:
     """It was not stored yet when the store was asked, and stored before the answer came: by another node, perhaps."""
-    node.dispatcher.post(Arrived({b"echo": 4}, None))
     claim, late = node.store.write().__class__.claim, threading.Event()
 
     def claims(self: object, *args: object) -> object:
@@ -260,19 +264,22 @@ def test_what_comes_while_a_claim_finds_nothing_is_found_by_the_next(node: Node)
             node.dispatcher.post(Arrived({b"echo": 4}, None))
         return found
 
+    def comes() -> None:
+        """At once: a service without workers that has nothing is soon forgotten."""
+        node.dispatcher._take(Arrived({b"echo": 4}, None))
+        node.core.present(b"echo", 1, time.monotonic())
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(node.store.write().__class__, "claim", claims)
-        node.workers(1)
+        node.in_loop(comes)
         assert late.wait(30)
         until(lambda: len(node.store.claims) == 2)
         node.settle()
     assert not node.core.backlogs
 
 
-def test_a_service_of_which_all_is_closed_is_forgotten_but_not_one_where_something_came_meanwhile(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(node_module, "POLL_INTERVAL", 1e6)
+@pytest.mark.usefixtures("rare")
+def test_a_service_of_which_all_is_closed_is_forgotten_but_not_one_where_something_came_meanwhile(node: Node) -> None:
     (one,) = node.submit(b"1", service=b"absent")
     node.workers(0, b"absent")
     with node.store.write() as txn:
@@ -366,7 +373,6 @@ def test_when_its_lease_has_run_out_a_node_asks_back_what_no_worker_has_begun_an
     node.workers(2)
     until(lambda: node.sent == [b"1"])
     renew, away = node.store.renew, threading.Event()
-    stands, leap = elapsed(), [1.0]
 
     def renewed(*args: object) -> object:
         if away.is_set():
@@ -374,11 +380,12 @@ def test_when_its_lease_has_run_out_a_node_asks_back_what_no_worker_has_begun_an
         return renew(*args)
 
     node.store.renew = renewed  # type: ignore[method-assign]
+    stands, leap = elapsed(), [5.0]
     monkeypatch.setattr(node_module, "elapsed", lambda: stands + leap[0])
-    until(lambda: node.dispatcher.node and node.dispatcher.node.lease_left == pytest.approx(9.0))
+    until(lambda: node.dispatcher.node and node.dispatcher.node.lease_left == pytest.approx(999.0))
     away.set()
     node.settle()
-    leap[0] += 8.0
+    leap[0] += 998.0
     node.submit(b"2")
     until(lambda: node.sent == [b"1", b"2"])
     assert not node.transport.recalled
@@ -468,6 +475,7 @@ def test_a_node_of_an_earlier_version_says_so_and_dispatches_nothing(
     assert "later version" in line.getMessage()
 
 
+@pytest.mark.usefixtures("rare")
 def test_the_loop_goes_on_while_the_network_is_silent(node: Node) -> None:
     (first,) = node.submit(b"1")
     node.workers(2)
