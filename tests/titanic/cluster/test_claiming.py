@@ -82,7 +82,7 @@ class Node:
         self.store = store or RemoteStore()
         self.writer, self.reader, self.loop = Writer(self.store), Reader(self.store), Loop()
         self.transport = Transport()
-        parts = ServerConfig(lease=lease), self.store, self.writer, self.reader
+        parts = ServerConfig(lease=lease, retry_first=60.0), self.store, self.writer, self.reader
         self.host = Host()
         self.dispatcher = ClusterDispatcher(*parts, lambda answers: None, self.loop, host=self.host)
         self.core = self.dispatcher.core
