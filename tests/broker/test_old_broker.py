@@ -41,6 +41,7 @@ def test_a_broker_that_ends_on_the_first_message_of_0_2_gets_none(tmp_path: Path
         assert broker.poll() is None
 
 
+@pytest.mark.timeout(600)
 def test_a_broker_that_is_stopped_gets_nothing_of_0_2(tmp_path: Path) -> None:
     """Before, while and after its silence says something."""
     endpoint, busy = f"ipc://{tmp_path}/broker", Event()

@@ -1,8 +1,8 @@
 """What may take long begins first, or one process is still at it when the others have nothing left to do.
 
-Long are the tests with a limit of their own, `pytest.mark.timeout`. pytest-xdist gives each of its processes an equal
-part of the list to begin with: the long tests are dealt out to the beginnings of these parts. Those of Spark stay
-together, as each process that has one of them starts a Java machine.
+Long are the tests with a limit of their own, `pytest.mark.timeout`, also if it is that of all. pytest-xdist gives each
+of its processes an equal part of the list to begin with: the long tests are dealt out to the beginnings of these parts.
+Those of Spark stay together, as each process that has one of them starts a Java machine.
 """
 
 from __future__ import annotations

@@ -173,6 +173,7 @@ def test_scatter_gather_keeps_what_was_sent_through_a_cut(wire: Cable, sides: Si
         assert [gather.process.stdout.readline() for _ in range(2)] == [b"three\n", b"four\n"]
 
 
+@pytest.mark.timeout(600)
 def test_majordomo_gives_the_request_of_the_worker_behind_the_cut_to_another(wire: Cable, sides: Sides) -> None:
     ask = ("call", "who", "x", "--endpoint", wire.reach(NEAR, NEAR, 5555), "--timeout", "90")
     begun = sides.folder / "begun"

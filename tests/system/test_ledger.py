@@ -236,6 +236,7 @@ def live_through_it(path: Path, seed: int, *, integrated: bool, seconds: float, 
     return episode
 
 
+@pytest.mark.timeout(600)
 @WAYS
 def test_promises_hold_whoever_is_killed(tmp_path: Path, integrated: bool) -> None:
     live_through_it(tmp_path, SEED, integrated=integrated, seconds=1, kills=6)

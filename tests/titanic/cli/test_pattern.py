@@ -256,6 +256,7 @@ def test_binary_star_fails_over_and_back(tmp_path: Path) -> None:
             primary.says("active: clients are answered here")
 
 
+@pytest.mark.timeout(600)
 def test_binary_star_with_two_active_servers_ends(tmp_path: Path) -> None:
     """Each is alone when it is asked; then one hears the other."""
     a, b, state_a, state_b = (f"ipc://{tmp_path}/{name}" for name in ("a", "b", "state-a", "state-b"))
@@ -280,6 +281,7 @@ def test_binary_star_with_two_of_the_same_ends(role: str, tmp_path: Path) -> Non
             assert f"both servers were started as {role}: start one as the primary and" in server.log.read_text()
 
 
+@pytest.mark.timeout(600)
 def test_an_active_binary_star_goes_on_beside_another_of_its_kind(tmp_path: Path) -> None:
     a, b, state_a, state_b = (f"ipc://{tmp_path}/{name}" for name in ("a", "b", "state-a", "state-b"))
     ask_it = ("binary-star", "x", "--primary", a, "--backup", a, *SLOW, "--retries", "50")

@@ -267,6 +267,7 @@ def test_a_worker_that_does_not_come_in_time(nodes: Nodes) -> None:
     assert len(other.begun) == 1
 
 
+@pytest.mark.timeout(600)
 def test_a_node_that_stood_still_gives_nothing_to_a_second_worker(nodes: Nodes) -> None:
     """Its worker has gone to another node, with the request, when it goes on."""
     work, other = Handler(), Handler()

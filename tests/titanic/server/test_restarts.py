@@ -262,6 +262,7 @@ def test_what_a_worker_gave_back_does_not_wait_for_it(place: Place, end: str) ->
             assert client.wait(uuid, 60) == [b"part", b"done:1"]
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("text", [ALICE.replace('work = ["*"]', 'work = ["other"]'), ""])
 def test_a_user_that_is_removed_or_may_not_work_any_more(place: Place, text: str) -> None:
     """Its worker cannot return; after a time another's gets the request."""

@@ -138,6 +138,7 @@ def ask_presence(domo: Domo) -> bool:
         return client.present("echo")
 
 
+@pytest.mark.timeout(600)
 def test_a_worker_that_hangs_loses_its_request_and_its_late_reply_is_dropped(client_socket: Connect) -> None:
     broker = GeneraldomoBroker(BrokerConfig(heartbeat_interval=0.4))
     router, server = broker.bind(ANY), broker.bind_server(ANY)
