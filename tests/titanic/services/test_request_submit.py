@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from titanic.protocol import tsp
 from titanic.protocol.submit_options import MOST_SECONDS, Policy, read_policy
-from titanic.services.request_submit import parse_submit
+from titanic.services.request_submit import AcceptWrite, parse_submit
 from titanic.store import NewRequest
 
 NOW = 1_700_000_000_000_000
@@ -194,3 +195,12 @@ def test_frames_that_cannot_be(body: list[bytes]) -> None:
 @pytest.mark.parametrize("options", [b"", b"{}", b"[]", b"[", b"\xff", b'{"limit": "x"}', b'{"limit": []}', b"7"])
 def test_a_policy_that_makes_no_sense_is_the_servers(options: bytes) -> None:
     assert read_policy(options) == Policy()
+
+
+def test_what_a_socket_full_of_requests_gives_is_no_light_write() -> None:
+    """While the writer's thread commits it the loop reads on, and larger batches follow. Committed by the loop, they
+    would stay as small as what the socket holds."""
+    held = 208 << 10
+    context: Any = None
+    for size, light in ((held // 2, False), (100, True)):
+        assert AcceptWrite(context, tsp.REQUEST, [], size).light is light
