@@ -271,13 +271,13 @@ def workers(as_json: bool, reach: EndpointReach) -> None:
 
     A line is a worker process, as HOST:PID, or one connection of a worker that does not name its process. SLOTS is how
     many requests it takes at a time, HEARD the age of its last message, VERSION the version that it reports. A
-    second table lists all requests, the longest-running first; a dash means a plain request, which is not stored.
+    second table lists all requests, longest-running first; a dash means a plain request or one hidden from you.
 
     Only each service's slots, shown as WORKERS, are known if the broker is a separate process, or if you have neither
     metrics = true nor read = "all". If servers share a store, each lists its own workers.
 
-    To drain a worker, stop its unit, or send SIGTERM to PID at HOST. The worker takes no more requests, and exits when
-    its running ones have ended.
+    To drain a worker, stop its unit; without one, send SIGTERM to its PID. It takes no more requests, finishes running
+    ones (`titanic worker`: within --grace), and exits.
 
     --json prints {workers (null if unknown), services: {name: total slots of its workers; null: one or more workers},
     omitted (worker processes left out of a list that would be too long), node (the server's name, if servers share
