@@ -11,12 +11,12 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from broker import Channel, Expected, Loop, earliest
+from broker import Action, Channel, Expected, Loop, earliest
 from titanic.commit.writer import LIGHT_BYTES, Writer
 from titanic.dispatch.attempts import (
     AskWorkers,
@@ -164,11 +164,11 @@ class Dispatcher(Channel):
         self._started = True
         self.call(self._begin)
 
-    def call(self, function: Callable[..., None], *args: Any) -> None:
+    def call(self, function: Action, *args: Any) -> None:
         """Call a function in the loop's thread, with `guard`. Any thread may call this."""
         self.loop.call(self.guard, function, *args)
 
-    def guard(self, function: Callable[..., None], *args: Any) -> None:
+    def guard(self, function: Action, *args: Any) -> None:
         """Call a function, in the loop's thread.
 
         Only the dispatcher knows what is in flight, and an error halfway could lose a request. So the first error ends
@@ -177,7 +177,7 @@ class Dispatcher(Channel):
         self.loop.touch(self)
         self._guarded(function, *args)
 
-    def _guarded(self, function: Callable[..., None], *args: Any) -> None:
+    def _guarded(self, function: Action, *args: Any) -> None:
         if self._ended:
             return
         try:
