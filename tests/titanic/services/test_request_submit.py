@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from support.desk import Desk
 
 from titanic.protocol import tsp
 from titanic.protocol.submit_options import MOST_SECONDS, Policy, read_policy
@@ -197,10 +198,9 @@ def test_a_policy_that_makes_no_sense_is_the_servers(options: bytes) -> None:
     assert read_policy(options) == Policy()
 
 
-def test_what_a_socket_full_of_requests_gives_is_no_light_write() -> None:
+def test_what_a_socket_full_of_requests_gives_is_no_light_write(desk: Desk) -> None:
     """While the writer's thread commits it the loop reads on, and larger batches follow. Committed by the loop, they
     would stay as small as what the socket holds."""
     held = 208 << 10
-    context: Any = None
     for size, light in ((held // 2, False), (100, True)):
-        assert AcceptWrite(context, tsp.REQUEST, [], size).light is light
+        assert AcceptWrite(desk.context, tsp.REQUEST, [], size).light is light
