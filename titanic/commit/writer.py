@@ -45,9 +45,12 @@ WEIGHT = 0.2
 """Weight of the last commit in that average. After a stall, the writer's thread commits for a while, the longer the
 stall the longer."""
 
-LIGHT_ITEMS, LIGHT_BYTES = 2000, 64 << 10
-"""Maximum frames or UUIDs of a light write: some 20 ms of work; and bytes, less than a local socket holds (208 KiB):
-while a thread commits all that it got, it reads nothing, so the next batch would be no larger, and so on."""
+LIGHT_ITEMS, LIGHT_BYTES = 2000, 1 << 20
+"""Maximum frames or UUIDs, and bytes, of a light write: some 20 ms of work."""
+
+LIGHT_BATCH = 64 << 10
+"""Maximum bytes of several messages in a light write, less than a local socket holds (208 KiB): while a thread commits
+all that it got, it reads nothing, so the next batch would be no larger, and so on."""
 
 LIGHT_OUTCOMES = 100
 """Maximum outcomes of attempts of a light write: some 5 ms of work."""

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from msgspec import UNSET, UnsetType
 
 from broker import User, UserLimits
-from titanic.commit.writer import LIGHT_BYTES, LIGHT_ITEMS
+from titanic.commit.writer import LIGHT_BATCH, LIGHT_BYTES, LIGHT_ITEMS
 from titanic.errors import InvalidRequest, StoreError, StoreFull
 from titanic.facts.counts import ACCEPTED
 from titanic.protocol import tsp
@@ -53,7 +53,8 @@ class AcceptWrite:
         self._parse = PARSERS[name]
         self._asks = asks
         self._size = size
-        self.light = size <= LIGHT_BYTES and sum([len(ask.body) for ask in asks]) <= LIGHT_ITEMS
+        most = LIGHT_BATCH if len(asks) > 1 else LIGHT_BYTES
+        self.light = size <= most and sum([len(ask.body) for ask in asks]) <= LIGHT_ITEMS
 
     def _begin(self) -> None:
         self._answers: list[tuple[Any, Frames]] = []

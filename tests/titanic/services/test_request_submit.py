@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from support.desk import Desk
+from support.desk import Ask, Desk
 
 from titanic.protocol import tsp
 from titanic.protocol.submit_options import MOST_SECONDS, Policy, read_policy
@@ -202,5 +202,6 @@ def test_what_a_socket_full_of_requests_gives_is_no_light_write(desk: Desk) -> N
     """While the writer's thread commits it the loop reads on, and larger batches follow. Committed by the loop, they
     would stay as small as what the socket holds."""
     held = 208 << 10
-    for size, light in ((held // 2, False), (100, True)):
-        assert AcceptWrite(desk.context, tsp.REQUEST, [], size).light is light
+    for count, size, light in ((2, held // 2, False), (2, 100, True), (1, held // 2, True)):
+        asks: list[Any] = [Ask(b"echo", b"x") for _ in range(count)]
+        assert AcceptWrite(desk.context, tsp.REQUEST, asks, size).light is light
