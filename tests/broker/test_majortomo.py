@@ -71,7 +71,7 @@ def test_our_worker_with_their_broker(tmp_path: Path) -> None:
     def work(frames: Frames) -> Iterator[Frames]:
         yield [b"part"]
         if frames == [b"slow"]:
-            pause.wait(6.5)  # longer than either side bears with silence when nothing is in hand
+            pause.wait(6.5)  # longer than either side tolerates silence when nothing is in hand
         if frames == [b"nothing"]:
             return []
         return [frame.upper() for frame in frames]

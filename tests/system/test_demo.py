@@ -126,7 +126,8 @@ def test_nothing_to_show(temporary: Path) -> None:
     ],
 )
 def test_interrupted_it_leaves_nothing_behind(files: Path, temporary: Path, stage: str, number: int) -> None:
-    endless = instead(temporary, f'until [ -z "$(ls -A {temporary})" ]; do sleep 0.1; done')  # it is still at work
+    # It does not end before the demo does.
+    endless = instead(temporary, f'until [ -z "$(ls -A {temporary})" ]; do sleep 0.1; done')
     env = {"TMPDIR": str(temporary), "PATH": endless, "PYTHONUNBUFFERED": "1"}
     with running(temporary.parent / "log", "demo", files, **env) as one:
         assert one.process.stdout is not None

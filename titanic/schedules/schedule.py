@@ -67,7 +67,8 @@ class CronTicks:
         return next(self._above(int(time // 1)))
 
     def last(self, time: float, count: int) -> list[int]:
-        # Walking back only finds where to begin: what a tick is, walking on decides.
+        # Walking back only finds where to begin: what a tick is, walking on decides. It ends at 1970, where times do:
+        # rare ticks would be looked for before the year 1, which is an error.
         backwards = (int(found.timestamp()) for found in self._walk(int(time // 1) + 1, reverse=True))
         begin = min(islice(takewhile(lambda tick: tick >= 0, backwards), count + 1), default=None)
         if begin is None:

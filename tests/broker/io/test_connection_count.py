@@ -79,7 +79,7 @@ def named(endpoint: str, name: bytes, *ready: bytes) -> Iterator[zmq.Socket[byte
     """A DEALER of that name, which says this first."""
     with zmq.Context.instance().socket(zmq.DEALER) as dealer:
         dealer.routing_id = name
-        dealer.reconnect_ivl = -1  # who has lost the name would take it again
+        dealer.reconnect_ivl = -1  # a peer that lost the name would take it again
         dealer.linger = 0
         dealer.rcvtimeo = 60_000
         dealer.connect(endpoint)

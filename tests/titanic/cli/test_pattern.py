@@ -345,7 +345,7 @@ def test_gather_prints_what_comes_when_it_is_ended(tmp_path: Path) -> None:
         with running(tmp_path / "scatter", *scatter) as sending:
             assert gather.process.stdout is not None
             first = gather.process.stdout.readline()
-            assert sending.ends() == 0  # a pause of it would be the end; the pipe does not hold all that it has sent
+            assert sending.ends() == 0  # a pause would end it; the pipe does not hold all that it has sent
             gather.send(signal.SIGTERM)
             assert first + gather.process.stdout.read() == lines
         assert gather.ends() == 0

@@ -252,9 +252,9 @@ def test_two_of_one_name_are_refused(client: Client) -> None:
 
 def test_a_scheduler_runs_what_it_is_asked_to(client: Client) -> None:
     """Once, whichever scheduler finds it first; also while the schedule is paused."""
-    third = 86_400 * 120  # no tick of it is in this minute
-    yearly = Schedule("thirds", "absent", ["all", "of it"], every=third, options={"priority": 7})
-    schedulers = [Scheduler(client, [yearly, Schedule("other", "absent", every=third)]) for _ in range(2)]
+    third = 86_400 * 120  # so that no tick is due in this minute
+    rare = Schedule("thirds", "absent", ["all", "of it"], every=third, options={"priority": 7})
+    schedulers = [Scheduler(client, [rare, Schedule("other", "absent", every=third)]) for _ in range(2)]
     pause_schedule(client, "thirds")
     for count in (1, 2):
         ask_to_run(client, "thirds")

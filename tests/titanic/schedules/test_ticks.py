@@ -122,7 +122,7 @@ def test_every_is_counted_from_1970() -> None:
 
 
 def test_a_cron_expression_has_no_ticks_before_1970() -> None:
-    """It would be walked back beyond the first year."""
+    """The search for its last ticks would go back beyond the year 1."""
     ticks = cron_ticks("30 2 29 2 *", BERLIN)
     now = datetime(2026, 11, 30, tzinfo=ticks.zone).timestamp()
     assert [datetime.fromtimestamp(tick, ticks.zone).year for tick in ticks.last(now, 998)] == [*range(1972, 2026, 4)]

@@ -80,7 +80,7 @@ def test_another_time(served: Server, client: Client) -> None:
         assert (row["priority"], row["due"] / 1e6) == (7, pytest.approx(time.time() + 7200, abs=600))
         client.change(uuid, delay=0)
         assert client.wait(uuid, 60) == [b"x"]
-    uuid = client.submit("absent", "y")  # the other's worker may count as there for a moment
+    uuid = client.submit("absent", "y")  # the other worker may still be counted for a moment
     client.change(uuid, delay=HOUR)
     assert client.show(uuid)["state"] == "delayed"
     client.change(uuid, delay=0.2)

@@ -353,7 +353,7 @@ def test_a_client_is_told_that_it_is_shutting_down(tmp_path: Path) -> None:
     server = Server(config(tmp_path, grace=60)).start()
     endpoint = server.endpoints[0]
     with (
-        Client(endpoint, timeout=2) as client,  # so long it waits for the next server
+        Client(endpoint, timeout=2) as client,  # it waits this long for the next server
         raw_client(endpoint) as raw,
         raw_worker(endpoint, b"echo") as worker,
     ):

@@ -72,7 +72,7 @@ def store(line: Line) -> Iterator[Store]:
         port = there.endpoint.rpartition(":")[2]
         with PostgresStore.open(f"postgresql://{USER}:{PASSWORD.replace(' ', '%20')}@127.0.0.1:{port}/{name}") as store:
             assert store.caretaker is not None
-            store.caretaker.stop()  # what it says would be lost, perhaps
+            store.caretaker.stop()  # its message might be the one that is lost
             yield store
             assert check(store) == []
     server.drop_database(name)
@@ -232,7 +232,7 @@ def test_without_its_standby_nothing_is_acknowledged_until_the_operator_decides(
     with new_pair() as pair, PostgresStore.open(pair.url(pair.primary.new_database())) as store:
         first = accept(store, request())
         assert store.caretaker is not None
-        store.caretaker.stop()  # who comes while it has the connection makes one, and waits for the standby
+        store.caretaker.stop()  # a caller that finds the connection taken opens one, and waits for the standby
         pair.standby.pause()
         with monkeypatch.context() as quick:
             quick.setattr(database_session, "PATIENCE", 1.0)

@@ -224,7 +224,7 @@ def test_a_server_that_falls_silent_while_a_connection_is_made_is_given_up(monke
         ways = f"127.0.0.1:{port},127.0.0.1:{server.port}/"
         url = server.url(server.new_database(), tcp=True).replace(f"127.0.0.1:{server.port}/", ways)
         with PostgresStore.open(f"{url}?connect_timeout=5") as store:
-            store.caretaker.stop()  # it would make the connection, perhaps
+            store.caretaker.stop()  # it might make the connection
             monkeypatch.setattr(database_session, "PATIENCE", 0.3)
             began = time.monotonic()
             silent.append(True)
@@ -320,7 +320,7 @@ def test_what_another_node_has_closed_is_told_when_the_standby_has_it():
             (uuid,) = accept(one)
             assert requests(other) == 1
             for store in (one, other):
-                store.caretaker.stop()  # who comes while it has the connection makes one, and waits for the standby
+                store.caretaker.stop()  # a caller that finds the connection taken opens one, and waits for the standby
             pair.standby.stop("kill")
             told = thread.submit(failure, close, one)
             name = one.place.rpartition("/")[2]

@@ -93,7 +93,7 @@ def test_it_ends_with_the_process_that_started_it() -> None:
         folder, _, pid = process.stdout.readline().strip().rpartition(" ")
         process.send_signal(signal.SIGKILL)
         until(lambda: _has_ended(Path(f"/proc/{pid}/stat")))
-    with PostgresServer() as _:  # who comes next removes what is left: it does, or another one that has just come
+    with PostgresServer() as _:  # it removes what is left, unless another one has begun to
         until(lambda: not Path(folder).exists())
 
 

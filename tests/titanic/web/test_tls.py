@@ -150,7 +150,7 @@ def test_who_reads_slowly_gets_all_of_a_large_answer_and_who_reads_nothing_is_se
         head = f"Host: {where.netloc}\r\nAuthorization: {http.headers['authorization']}\r\nConnection: "
         connections: set[GatewayProtocol] = scene.web._server.server_state.connections  # type: ignore[assignment]
         for periods, option in ((3, "close"), (0, "close"), (0, "keep-alive")):
-            monkeypatch.setattr(protocol, "UNREAD", PATIENCE if periods else 1.0)  # who reads is looked at by hand
+            monkeypatch.setattr(protocol, "UNREAD", PATIENCE if periods else 1.0)  # a reader is checked by hand
             before = connections.copy()
             with ExitStack() as stack:
                 one = stack.enter_context(socket.socket())
